@@ -1,0 +1,46 @@
+# make run    train the toy model: on all GPUs, or on two CPU ranks
+# make test   run all tests, also those that compare with Python's torch
+# Both set up what is missing first. FLAVOR=cpu or FLAVOR=cuda overrides the choice by the machine's GPU.
+
+FLAVOR ?= auto
+GO ?= go
+# Test binaries at a time: each starts several processes of its own.
+TEST_PROCS ?= $(shell n=$$(nproc); if [ $$n -gt 4 ]; then echo 4; else echo $$n; fi)
+TEST_FLAGS ?=
+
+# Before set-up there is no workspace, and after a change of the cache it may name what is gone.
+goddp = GOWORK=off $(GO) run ./cmd/goddp
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-python run test build vet fmt lint clean
+
+help:
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
+
+setup: ## libtorch, the compiled C++ parts, and go.work; quick when all is there
+	@$(goddp) setup --quiet --flavor $(FLAVOR)
+
+setup-python: ## a Python with torch, for the tests that compare with it
+	@$(goddp) setup --quiet --python
+
+run: setup ## train the toy model for 50 epochs
+	$(GO) run ./cmd/multigpu 50 10
+
+test: setup setup-python vet ## all tests
+	$(GO) test -p $(TEST_PROCS) -timeout 20m $(TEST_FLAGS) ./...
+
+build: setup ## the programs, into bin/
+	$(GO) build -o bin/ ./cmd/...
+
+vet: setup
+	$(GO) vet ./...
+
+fmt: ## format the Go code
+	gofmt -l -w .
+
+lint: vet ## what vet, gofmt and staticcheck object to
+	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo "run make fmt"; exit 1; }
+	$(GO) run honnef.co/go/tools/cmd/staticcheck@v0.8.2 ./...
+
+clean: ## what builds and runs left in this folder; the cache stays
+	rm -rf bin go.work go.work.sum
