@@ -1,0 +1,7 @@
+#pragma once
+
+namespace gloo {
+namespace transport {
+class Device;
+}  // namespace transport
+}  // namespace gloo
