@@ -130,7 +130,21 @@ func (a *agent) join(ctx context.Context, deadline time.Time) error {
 		info.NodeRank = a.NodeRank
 	}
 	a.joined = false
-	a.node, err = rendezvous.Connect(within, dial, a.RunID, id, info, a.KeepAlive, a.keepAliveFor())
+	for {
+		// In pieces: a name may get its address only now (a pod's, from its Service), and then this node may turn out to be the host.
+		piece, cancel := context.WithTimeout(within, 5*time.Second)
+		a.node, err = rendezvous.Connect(piece, dial, a.RunID, id, info, a.KeepAlive, a.keepAliveFor())
+		cancel()
+		if err == nil || within.Err() != nil || errors.Is(err, rendezvous.ErrOtherJob) {
+			break
+		}
+		if err = a.tryHost(); err != nil {
+			return err
+		}
+		if a.host != nil {
+			id, dial = a.name, a.host.Server().Local
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("launch: cannot join the rendezvous at %s:%d: %w", a.hostName, a.port, err)
 	}
@@ -224,8 +238,9 @@ func isOwnAddress(host string) (own, loopback bool) {
 	ips := []net.IP{net.ParseIP(host)}
 	if ips[0] == nil {
 		ips, _ = net.LookupIP(host)
-		if name, err := os.Hostname(); err == nil && name == host {
-			own = true
+		if name, err := os.Hostname(); err == nil {
+			short, _, _ := strings.Cut(host, ".") // a pod's host name, and its name in the Service
+			own = host == name || short == name
 		}
 	}
 	addrs, _ := net.InterfaceAddrs()

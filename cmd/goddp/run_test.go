@@ -22,6 +22,7 @@ import (
 	"github.com/goddp/goddp/internal/testenv"
 	"github.com/goddp/goddp/launch"
 	"github.com/goddp/goddp/launch/tcpstore"
+	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
@@ -763,4 +764,69 @@ func TestRunSmallThings(t *testing.T) {
 		_, is := goPackage(text)
 		assert.Equal(t, want, is, text)
 	}
+}
+
+// What deploy/ shows is what this program understands.
+func TestDeployFilesHaveFlagsThatExist(t *testing.T) {
+	files, err := filepath.Glob("../../deploy/*/*")
+	require.NoError(t, err)
+	seen := 0
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		require.NoError(t, err)
+		text := strings.ReplaceAll(string(data), "\\\n", " ")
+		if strings.HasSuffix(file, ".sbatch") {
+			out, err := exec.Command("bash", "-n", file).CombinedOutput()
+			require.NoError(t, err, "%s", out)
+		}
+		var calls [][]string
+		for line := range strings.Lines(text) {
+			if _, args, ok := strings.Cut(line, "goddp run "); ok && strings.HasSuffix(file, ".sbatch") && !strings.HasPrefix(line, "#") {
+				calls = append(calls, strings.Fields(strings.NewReplacer(`"`, "", "$min", "2", "$SLURM_JOB_NUM_NODES", "4", "$port", "29400").Replace(args)))
+			}
+			if _, args, ok := strings.Cut(line, `["goddp", "run", `); ok {
+				calls = append(calls, strings.Fields(strings.NewReplacer(`"`, "", ",", "", "]", "").Replace(args)))
+			}
+		}
+		if strings.Contains(text, "args:\n") {
+			_, after, _ := strings.Cut(text, "args:\n")
+			var args []string
+			for line := range strings.Lines(after) {
+				arg, ok := strings.CutPrefix(strings.TrimSpace(line), "- ")
+				if ok && !strings.HasPrefix(arg, "containerPort") {
+					args = append(args, strings.Trim(arg, `"`))
+				} else if !strings.HasPrefix(strings.TrimSpace(line), "#") {
+					break
+				}
+			}
+			calls = append(calls, args)
+		}
+		for _, args := range calls {
+			seen++
+			f := pflag.NewFlagSet("run", pflag.ContinueOnError)
+			f.SetInterspersed(false)
+			o := &runOptions{}
+			o.addTo(f)
+			require.NoError(t, f.Parse(args), "%s: %v", file, args)
+			require.NoError(t, o.fromEnv(f, func(string) (string, bool) { return "", false }))
+			o.nproc = "1" // no GPU is needed to read the flags
+			_, err := o.elastic()
+			require.NoError(t, err, "%s: %v", file, args)
+			require.NotEmpty(t, f.Args(), "%s: %v", file, args)
+		}
+	}
+	assert.Equal(t, 5, seen, "calls of goddp run in deploy/")
+}
+
+// What Kubeflow's operator sets for an elastic job.
+func TestRunTakesTheOperatorsVariables(t *testing.T) {
+	env := map[string]string{"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "train-worker-0:29400", "PET_RDZV_ID": "train", "PET_NNODES": "2:4", "PET_NPROC_PER_NODE": "3",
+		"PET_MAX_RESTARTS": "10", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "train-worker-0", "PET_MASTER_PORT": "23456"}
+	f := pflag.NewFlagSet("run", pflag.ContinueOnError)
+	o := &runOptions{}
+	o.addTo(f)
+	require.NoError(t, o.fromEnv(f, func(name string) (string, bool) { v, ok := env[name]; return v, ok }))
+	e, err := o.elastic()
+	require.NoError(t, err)
+	assert.Equal(t, []any{2, 4, 3, 10, "train-worker-0:29400", false}, []any{e.MinNodes, e.MaxNodes, e.Workers, e.MaxRestarts, e.Endpoint, e.Static})
 }

@@ -65,7 +65,7 @@ func (n *Node) connect(ctx context.Context, dial func(context.Context) (*tcpstor
 	if n.tx, err = dial(ctx); err != nil {
 		return err
 	}
-	short, cancel := context.WithTimeout(ctx, max(keepAlive, 5*time.Second))
+	short, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
 	is, err := n.tx.Get(short, jobKey)
 	switch {
