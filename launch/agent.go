@@ -55,6 +55,9 @@ func (a *agent) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer a.logs.close()
+	if a.logs.kept && a.LogDir == "" {
+		a.Logger.Warn("launch: the workers' files are kept in a temporary folder; --log-dir names another", "folder", a.logs.dir)
+	}
 	a.sinks[0] = &sink{w: a.Stdout}
 	a.sinks[1] = a.sinks[0]
 	if !sameWriter(a.Stdout, a.Stderr) {

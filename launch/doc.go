@@ -26,6 +26,12 @@
 // A rank's function runs on one locked OS thread for its whole life, because libtorch keeps modes (grad mode, the current
 // device and stream) in thread-local storage.
 //
+// # Several nodes, and restarts
+//
+// [Spawn] starts the ranks of one machine, once. [Elastic] is the launcher of bigger jobs, what `goddp run` and Python's torchrun are: one on each node, which
+// meet (package rendezvous), start any program's workers (Go or Python) with torchrun's variables, and start all of them again
+// when one fails, a node is lost or a node joins. It serves the workers' store itself (package tcpstore), a fresh one each time.
+//
 // # Failure
 //
 // The first rank that fails decides: its error text, panic value and stack, exit code or signal come back as a *[RankError],

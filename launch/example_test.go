@@ -3,6 +3,7 @@ package launch_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 
 	"github.com/goddp/goddp/launch"
@@ -19,6 +20,17 @@ func ExampleMain() {
 	}
 	main := func() { os.Exit(launch.Main(run)) }
 	_ = main
+}
+
+// A launcher for any program: two workers, and up to three restarts of both when one fails.
+func ExampleElastic() {
+	err := launch.Elastic{
+		Command: []string{"sh", "-c", `[ "$WORLD_SIZE" = 2 ] && [ "$TORCHELASTIC_RESTART_COUNT" -gt 0 ]`}, // fails the first time
+		Workers: 2, MaxRestarts: 3,
+		Logger: slog.New(slog.DiscardHandler),
+	}.Run(context.Background())
+	fmt.Println(err, launch.ExitCode(err))
+	// Output: <nil> 0
 }
 
 func ExampleExpandNodeList() {

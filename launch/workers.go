@@ -184,7 +184,7 @@ func (e *Elastic) commonEnv() []string {
 	}
 	if e.Workers > 1 && add("OMP_NUM_THREADS", "1") {
 		process.noted.Do(func() {
-			e.Logger.Info("launch: OMP_NUM_THREADS=1 for each worker, so that they do not overload the machine; set it to tune", "workers", e.Workers)
+			e.Logger.Warn("launch: OMP_NUM_THREADS=1 for each worker, so that they do not overload the machine; set it to tune", "workers", e.Workers)
 		})
 	}
 	add("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")

@@ -28,19 +28,19 @@ const (
 
 // CallOption is an option of one operation.
 type CallOption struct {
-	timeout  time.Duration
-	factor   float64
-	tag      int32
-	site     uintptr
-	waitAll  bool
-	anyBound bool
+	timeout   time.Duration
+	factor    float64
+	hasFactor bool
+	tag       int32
+	waitAll   bool
+	site      uintptr // where the program made the call, if this package makes it for it
 }
 
-// WithTimeout bounds one operation instead of the group's timeout.
-func WithTimeout(d time.Duration) CallOption { return CallOption{timeout: max(d, time.Millisecond)} }
+// WithTimeout bounds one operation; 0 is the group's timeout.
+func WithTimeout(d time.Duration) CallOption { return CallOption{timeout: d} }
 
 // WithFactor is what PremulSum multiplies by.
-func WithFactor(f float64) CallOption { return CallOption{factor: f, anyBound: true} }
+func WithFactor(f float64) CallOption { return CallOption{factor: f, hasFactor: true} }
 
 // WithTag marks a send or receive: it meets one with the same tag. NCCL has no tags.
 func WithTag(tag int) CallOption { return CallOption{tag: int32(tag)} }
@@ -64,7 +64,7 @@ func call(async bool, opts []CallOption) callInfo {
 		if o.timeout > 0 {
 			c.Timeout = o.timeout
 		}
-		if o.anyBound {
+		if o.hasFactor {
 			c.Factor, c.hasFactor = o.factor, true
 		}
 		if o.tag != 0 {

@@ -11,6 +11,14 @@
 // Results are Python's to the bit where the kernels are the same, and Go ranks and Python ranks can stand in one
 // group: store keys, the order of collectives and buckets are Python's.
 //
+// # Collectives
+//
+// A group's collectives wait; their Async twins give a [Work]. Options of one call are [WithTimeout], [WithTag] and
+// [WithFactor]. Go values travel by [AllGatherObject] and its relatives, with the [Pickle] codec also to and from Python
+// ranks. When a collective times out or loses a peer, its error ([CollectiveError]) shows what every rank of the group
+// did last and names those that did not come or ran something else, with the program's lines;
+// [ProcessGroup.Rebuild] then makes a new world of those that are left.
+//
 // # Threads
 //
 // libtorch keeps modes such as "record gradients" per OS thread, while goroutines move between threads. Run a rank's

@@ -67,6 +67,18 @@ func (o OpRecord) String() string {
 	return fmt.Sprintf("#%d %s, %s, %v ago %s", o.Seq, o.what(), o.State, o.Age.Round(time.Millisecond), where)
 }
 
+// fits tells whether two ranks' operations belong together.
+func (o OpRecord) fits(p OpRecord) bool {
+	if o.Op != p.Op || o.DType != p.DType || o.Peer != p.Peer || o.Tensors != p.Tensors {
+		return false
+	}
+	switch o.Op {
+	case "all_to_all", "all_to_all_single", "all_gather": // the ranks' inputs may differ
+		return true
+	}
+	return slices.Equal(o.Shape, p.Shape)
+}
+
 func (o OpRecord) pointToPoint() bool { return o.Op == "send" || o.Op == "recv" }
 
 // c10d::OpType in Python's names.
@@ -218,8 +230,7 @@ func (e *CollectiveError) Diagnosis() string {
 		case last.Seq > e.Op.Seq:
 			ahead = append(ahead, r.Rank)
 		}
-		if same, ok := r.at(e.Op.Seq); ok && (same.Op != e.Op.Op || same.DType != e.Op.DType || !slices.Equal(same.Shape, e.Op.Shape) || same.Peer != e.Op.Peer) {
-			// An all_gather's input or a scatter's output has the same shape on all ranks; so has everything else here.
+		if o, ok := r.at(e.Op.Seq); ok && !e.Op.fits(o) {
 			other = append(other, r.Rank)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/goddp/goddp/internal/tdp"
@@ -21,7 +22,13 @@ const DefaultStoreTimeout = 5 * time.Minute
 type Store struct {
 	mu      sync.RWMutex
 	s       *tdp.Store
-	timeout time.Duration
+	timeout atomic.Int64 // a time.Duration
+}
+
+func newStore(s *tdp.Store, timeout time.Duration) *Store {
+	out := &Store{s: s}
+	out.timeout.Store(int64(timeout))
+	return out
 }
 
 // TCPStoreOptions say how to reach or serve a TCP store.
@@ -72,7 +79,7 @@ func NewTCPStore(ctx context.Context, o TCPStoreOptions) (*Store, error) {
 	if err != nil {
 		return nil, explainTCP(err, o, timeout)
 	}
-	return &Store{s: s, timeout: timeout}, nil
+	return newStore(s, timeout), nil
 }
 
 // explainTCP adds what a person can do about the usual failures.
@@ -96,7 +103,7 @@ func NewFileStore(path string, worldSize int) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("file store %s: %w", path, err)
 	}
-	return &Store{s: s, timeout: DefaultStoreTimeout}, nil
+	return newStore(s, DefaultStoreTimeout), nil
 }
 
 // NewHashStore keeps the keys in this process, for ranks that are goroutines.
@@ -105,7 +112,7 @@ func NewHashStore() (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Store{s: s, timeout: DefaultStoreTimeout}, nil
+	return newStore(s, DefaultStoreTimeout), nil
 }
 
 // Prefix gives a store whose key k is this one's "prefix/k". Closing one leaves the other open.
@@ -113,7 +120,7 @@ func (s *Store) Prefix(prefix string) (*Store, error) {
 	var out *Store
 	err := s.use(func(h *tdp.Store) error {
 		p, err := h.Prefix(prefix)
-		out = &Store{s: p, timeout: s.timeout}
+		out = newStore(p, time.Duration(s.timeout.Load()))
 		return err
 	})
 	return out, err
@@ -124,7 +131,7 @@ func (s *Store) clone() (*Store, error) {
 	var out *Store
 	err := s.use(func(h *tdp.Store) error {
 		c, err := h.Clone()
-		out = &Store{s: c, timeout: s.timeout}
+		out = newStore(c, time.Duration(s.timeout.Load()))
 		return err
 	})
 	return out, err
@@ -160,7 +167,7 @@ func (s *Store) Port() (port int, err error) {
 // SetTimeout changes how long Get waits for a key.
 func (s *Store) SetTimeout(d time.Duration) error {
 	return s.use(func(h *tdp.Store) error {
-		s.timeout = d
+		s.timeout.Store(int64(d))
 		return h.SetTimeout(d)
 	})
 }
@@ -208,7 +215,7 @@ func (s *Store) Check(keys ...string) (ok bool, err error) {
 func (s *Store) Wait(ctx context.Context, timeout time.Duration, keys ...string) error {
 	// A blocked wait holds the store's one connection and cannot be interrupted, so it is cut in slices.
 	const slice = 250 * time.Millisecond
-	timeout = orDefault(timeout, orDefault(s.timeout, DefaultStoreTimeout))
+	timeout = orDefault(timeout, orDefault(time.Duration(s.timeout.Load()), DefaultStoreTimeout))
 	deadline := time.Now().Add(timeout)
 	for {
 		if err := ctx.Err(); err != nil {

@@ -315,6 +315,10 @@ func TestRunGivesTorchrunsVariables(t *testing.T) {
 		assert.Equal(t, "env a --rank="+n, e["ARGS"])
 	}
 	assert.Contains(t, r.out, "[rank1] ENV")
+	assert.Contains(t, r.err, "OMP_NUM_THREADS=1 for each worker")
+	r = goddpEnv(t, []string{"OMP_NUM_THREADS=3"}, "run", "--nproc-per-node", "2", self, "env")
+	assert.Equal(t, "3", environments(t, r.out)[0]["OMP_NUM_THREADS"])
+	assert.Empty(t, r.err)
 }
 
 // The same program under Python's torchrun and under goddp run has the same variables, but for what differs from job to job.
@@ -570,6 +574,15 @@ func TestRunPythonPrograms(t *testing.T) {
 			assert.Contains(t, r.out, fmt.Sprintf("[rank1] py 1 ['%s=1', 'a']\n", want), "%v", program)
 		}
 	}
+	// What Python's @record writes is shown, stack and all.
+	failing := filepath.Join(dir, "failing.py")
+	require.NoError(t, os.WriteFile(failing, []byte("from torch.distributed.elastic.multiprocessing.errors import record\n@record\ndef main():\n    raise ValueError('no such layer')\nmain()\n"), 0o644))
+	rec := goddpEnv(t, env, "run", failing)
+	assert.Equal(t, 1, rec.code)
+	assert.Contains(t, rec.err, "error     : ValueError: no such layer")
+	assert.Contains(t, rec.err, "stack     :\n")
+	assert.Contains(t, rec.err, "failing.py\", line 4, in main")
+
 	// Not taken for Python: the system runs it, and has no interpreter line to go by.
 	r := goddpEnv(t, env, "run", "--no-python", file)
 	assert.Equal(t, exitError, r.code)
@@ -636,6 +649,13 @@ func TestRunOutput(t *testing.T) {
 	r = goddp(t, append(base, "-r", "1", self, "say")...) // without --log-dir, in a temporary folder
 	require.Zero(t, r.code)
 	assert.NotContains(t, r.out, "out")
+	_, kept, ok := strings.Cut(r.err, "folder=")
+	require.True(t, ok, r.err)
+	kept, _, _ = strings.Cut(kept, "\n")
+	defer os.RemoveAll(kept)
+	data, err := os.ReadFile(filepath.Join(kept, "attempt_0", "2", "stdout.log"))
+	require.NoError(t, err)
+	assert.Equal(t, "out 2\n", string(data))
 	r = goddp(t, append(base, "--prefix", "off", self, "say")...)
 	assert.Contains(t, "\n"+r.out, "\nout 1\n")
 	r = goddpEnv(t, []string{"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=<${role_name} ${rank}/${local_rank}>:"}, append(base, self, "say")...)

@@ -18,7 +18,7 @@ var (
 	ErrUnscaledTwice = errors.New("unscale_() has already been called on this optimizer since the last update()")
 	ErrUnscaleLate   = errors.New("unscale_() is being called after step()")
 	ErrSteppedTwice  = errors.New("step() has already been called since the last update()")
-	ErrNoInfChecks   = errors.New("No inf checks were recorded")
+	ErrNoInfChecks   = errors.New("no inf checks were recorded")
 	ErrNotScaled     = errors.New("the scaler has no scale yet: Scale was not called earlier in the iteration")
 	ErrEmptyState    = errors.New("the source state dict is empty, possibly because it was saved from a disabled instance of GradScaler")
 )
@@ -83,10 +83,10 @@ func NewGradScaler(o ScalerOptions) (*GradScaler, error) {
 		s.interval = 2000
 	}
 	if s.growth <= 1 {
-		return nil, errors.New("The growth factor must be > 1.0.")
+		return nil, errors.New("the growth factor must be > 1.0")
 	}
 	if s.backoff >= 1 {
-		return nil, errors.New("The backoff factor must be < 1.0.")
+		return nil, errors.New("the backoff factor must be < 1.0")
 	}
 	return s, nil
 }

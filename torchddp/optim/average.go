@@ -44,7 +44,7 @@ type AveragedModel struct {
 // NewAveragedModel makes averages beside a model's weights, on the same devices. Close drops them.
 func NewAveragedModel(m FullModel, o AverageOptions) (*AveragedModel, error) {
 	if !(o.Decay >= 0 && o.Decay <= 1) {
-		return nil, fmt.Errorf("Invalid decay value %s provided. Please provide a value in [0,1] range.", pyFloat(o.Decay))
+		return nil, fmt.Errorf("invalid decay value %s provided. Please provide a value in [0,1] range", pyFloat(o.Decay))
 	}
 	a := &AveragedModel{options: o}
 	for n, p := range m.NamedParameters() {

@@ -25,7 +25,7 @@ func (c *composite) innerEntries() []entry {
 
 func (c *composite) check(name string) error {
 	if len(c.parts) < 1 {
-		return fmt.Errorf("%s expects at least one scheduler, but got no scheduler.", name)
+		return fmt.Errorf("%s expects at least one scheduler, but got no scheduler", name)
 	}
 	for i, p := range c.parts {
 		if p.optimizer().base() != c.opt.base() {
@@ -84,7 +84,7 @@ func NewSequentialLR(o Optimizer, parts []Scheduler, milestones []int) (*Sequent
 		return nil, err
 	}
 	if len(milestones) != len(parts)-1 {
-		return nil, fmt.Errorf("Sequential Schedulers expects number of schedulers provided to be one more than the number of milestone "+
+		return nil, fmt.Errorf("sequential Schedulers expects number of schedulers provided to be one more than the number of milestone "+
 			"points, but got number of schedulers %d and the number of milestones to be equal to %d", len(parts), len(milestones))
 	}
 	for _, m := range milestones {
@@ -210,7 +210,7 @@ type LargeBatchOptions struct {
 // is a [SequentialLR] of a [LinearLR] and the schedule after it. Step it once a batch.
 func NewLargeBatch(o Optimizer, l LargeBatchOptions) (*SequentialLR, error) {
 	if l.Batch < 1 || l.BaseBatch < 1 || l.WarmupSteps < 1 {
-		return nil, errors.New("Batch, BaseBatch and WarmupSteps must be positive")
+		return nil, errors.New("batch, BaseBatch and WarmupSteps must be positive")
 	}
 	k := float64(l.Batch) / float64(l.BaseBatch)
 	for _, g := range o.ParamGroups() {

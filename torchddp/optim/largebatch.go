@@ -30,11 +30,11 @@ func (o *LARSOptions) fill() {
 
 func (o *LARSOptions) check() error {
 	if o.Nesterov && (o.Momentum <= 0 || o.Dampening != 0) {
-		return errors.New("Nesterov momentum requires a momentum and zero dampening")
+		return errors.New("nesterov momentum requires a momentum and zero dampening")
 	}
-	return errors.Join(notNegative(o.LR, "Invalid learning rate: %s"), notNegative(o.Momentum, "Invalid momentum value: %s"),
-		notNegative(o.WeightDecay, "Invalid weight_decay value: %s"), notNegative(o.Trust, "Invalid trust coefficient: %s"),
-		notNegative(o.Eps, "Invalid epsilon value: %s"), o.Implementation.check(), noFused("LARS", o.Implementation))
+	return errors.Join(notNegative(o.LR, "invalid learning rate: %s"), notNegative(o.Momentum, "invalid momentum value: %s"),
+		notNegative(o.WeightDecay, "invalid weight_decay value: %s"), notNegative(o.Trust, "invalid trust coefficient: %s"),
+		notNegative(o.Eps, "invalid epsilon value: %s"), o.Implementation.check(), noFused("LARS", o.Implementation))
 }
 
 func (o *LARSOptions) fields() []field {
@@ -83,8 +83,8 @@ func (o *LAMBOptions) fill() {
 }
 
 func (o *LAMBOptions) check() error {
-	return errors.Join(notNegative(o.LR, "Invalid learning rate: %s"), notNegative(o.Eps, "Invalid epsilon value: %s"),
-		checkBetas(o.Betas), notNegative(o.WeightDecay, "Invalid weight_decay value: %s"), o.Implementation.check(),
+	return errors.Join(notNegative(o.LR, "invalid learning rate: %s"), notNegative(o.Eps, "invalid epsilon value: %s"),
+		checkBetas(o.Betas), notNegative(o.WeightDecay, "invalid weight_decay value: %s"), o.Implementation.check(),
 		noFused("LAMB", o.Implementation))
 }
 

@@ -49,17 +49,17 @@ func NewOneCycleLR(o Optimizer, opt OneCycleOptions) (*OneCycleLR, error) {
 	orDefault(&opt.FinalDivFactor, 1e4)
 	groups := o.ParamGroups()
 	if opt.TotalSteps <= 0 {
-		return nil, fmt.Errorf("Expected positive integer total_steps, but got %d", opt.TotalSteps)
+		return nil, fmt.Errorf("expected positive integer total_steps, but got %d", opt.TotalSteps)
 	}
 	if !(opt.PctStart >= 0 && opt.PctStart <= 1) {
-		return nil, fmt.Errorf("Expected float between 0 and 1 pct_start, but got %s", pyFloat(opt.PctStart))
+		return nil, fmt.Errorf("expected float between 0 and 1 pct_start, but got %s", pyFloat(opt.PctStart))
 	}
 	maxLR := opt.MaxLR
 	if len(maxLR) == 1 {
 		maxLR = slices.Repeat(maxLR, len(groups))
 	}
 	if len(maxLR) != len(groups) {
-		return nil, fmt.Errorf("max_lr must have the same length as optimizer.param_groups. max_lr has %d values, param_groups has %d.",
+		return nil, fmt.Errorf("max_lr must have the same length as optimizer.param_groups. max_lr has %d values, param_groups has %d",
 			len(maxLR), len(groups))
 	}
 	s := &OneCycleLR{total: int64(opt.TotalSteps)}
@@ -104,7 +104,7 @@ func NewOneCycleLR(o Optimizer, opt OneCycleOptions) (*OneCycleLR, error) {
 
 func (s *OneCycleLR) anneal(linear, cycle bool) ([]float64, error) {
 	if s.lastEpoch > s.total {
-		return nil, fmt.Errorf("Tried to step %d times. The specified number of total steps is %d", s.lastEpoch, s.total)
+		return nil, fmt.Errorf("tried to step %d times. The specified number of total steps is %d", s.lastEpoch, s.total)
 	}
 	step := float64(s.lastEpoch)
 	between := func(start, end, pct float64) float64 {

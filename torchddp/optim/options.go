@@ -102,10 +102,10 @@ func (o *SGDOptions) fill() { orDefault(&o.LR, 1e-3) }
 
 func (o *SGDOptions) check() error {
 	if o.Nesterov && (o.Momentum <= 0 || o.Dampening != 0) {
-		return errors.New("Nesterov momentum requires a momentum and zero dampening")
+		return errors.New("nesterov momentum requires a momentum and zero dampening")
 	}
-	return errors.Join(notNegative(o.LR, "Invalid learning rate: %s"), notNegative(o.Momentum, "Invalid momentum value: %s"),
-		notNegative(o.WeightDecay, "Invalid weight_decay value: %s"), o.Implementation.check())
+	return errors.Join(notNegative(o.LR, "invalid learning rate: %s"), notNegative(o.Momentum, "invalid momentum value: %s"),
+		notNegative(o.WeightDecay, "invalid weight_decay value: %s"), o.Implementation.check())
 }
 
 func (o *SGDOptions) fields() []field {
@@ -154,15 +154,15 @@ func (o *AdamOptions) fill() {
 func checkBetas(b [2]float64) error {
 	for i, beta := range b {
 		if !(beta >= 0 && beta < 1) {
-			return fmt.Errorf("Invalid beta parameter at index %d: %s", i, pyFloat(beta))
+			return fmt.Errorf("invalid beta parameter at index %d: %s", i, pyFloat(beta))
 		}
 	}
 	return nil
 }
 
 func (o *AdamOptions) check() error {
-	return errors.Join(notNegative(o.LR, "Invalid learning rate: %s"), notNegative(o.Eps, "Invalid epsilon value: %s"),
-		checkBetas(o.Betas), notNegative(o.WeightDecay, "Invalid weight_decay value: %s"), o.Implementation.check())
+	return errors.Join(notNegative(o.LR, "invalid learning rate: %s"), notNegative(o.Eps, "invalid epsilon value: %s"),
+		checkBetas(o.Betas), notNegative(o.WeightDecay, "invalid weight_decay value: %s"), o.Implementation.check())
 }
 
 func (o *AdamOptions) fields() []field {
@@ -250,9 +250,9 @@ func (o *RMSpropOptions) fill() {
 }
 
 func (o *RMSpropOptions) check() error {
-	return errors.Join(notNegative(o.LR, "Invalid learning rate: %s"), notNegative(o.Eps, "Invalid epsilon value: %s"),
-		notNegative(o.Momentum, "Invalid momentum value: %s"), notNegative(o.WeightDecay, "Invalid weight_decay value: %s"),
-		notNegative(o.Alpha, "Invalid alpha value: %s"), o.Implementation.check(), noFused("RMSprop", o.Implementation))
+	return errors.Join(notNegative(o.LR, "invalid learning rate: %s"), notNegative(o.Eps, "invalid epsilon value: %s"),
+		notNegative(o.Momentum, "invalid momentum value: %s"), notNegative(o.WeightDecay, "invalid weight_decay value: %s"),
+		notNegative(o.Alpha, "invalid alpha value: %s"), o.Implementation.check(), noFused("RMSprop", o.Implementation))
 }
 
 func noFused(name string, i Implementation) error {
@@ -306,10 +306,10 @@ func (o *AdagradOptions) fill() {
 }
 
 func (o *AdagradOptions) check() error {
-	return errors.Join(notNegative(o.LR, "Invalid learning rate: %s"), notNegative(o.LRDecay, "Invalid lr_decay value: %s"),
-		notNegative(o.WeightDecay, "Invalid weight_decay value: %s"),
-		notNegative(o.InitialAccumulatorValue, "Invalid initial_accumulator_value value: %s"),
-		notNegative(o.Eps, "Invalid epsilon value: %s"), o.Implementation.check())
+	return errors.Join(notNegative(o.LR, "invalid learning rate: %s"), notNegative(o.LRDecay, "invalid lr_decay value: %s"),
+		notNegative(o.WeightDecay, "invalid weight_decay value: %s"),
+		notNegative(o.InitialAccumulatorValue, "invalid initial_accumulator_value value: %s"),
+		notNegative(o.Eps, "invalid epsilon value: %s"), o.Implementation.check())
 }
 
 func (o *AdagradOptions) fields() []field {

@@ -39,7 +39,7 @@ func NewReduceLROnPlateau(o Optimizer, opt PlateauOptions) (*ReduceLROnPlateau, 
 	orDefault(&opt.Threshold, 1e-4)
 	orDefault(&opt.Eps, 1e-8)
 	if opt.Factor >= 1 {
-		return nil, errors.New("Factor should be < 1.0.")
+		return nil, errors.New("factor should be < 1.0")
 	}
 	switch {
 	case opt.Patience == 0:

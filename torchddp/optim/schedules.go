@@ -24,7 +24,7 @@ func NewLambdaLR(o Optimizer, lambdas ...func(epoch int) float64) (*LambdaLR, er
 		lambdas = slices.Repeat(lambdas, n)
 	}
 	if len(lambdas) != n {
-		return nil, fmt.Errorf("Expected %d lr_lambdas, but got %d", n, len(lambdas))
+		return nil, fmt.Errorf("expected %d lr_lambdas, but got %d", n, len(lambdas))
 	}
 	s := &LambdaLR{}
 	s.next = func() ([]float64, error) {
@@ -127,7 +127,7 @@ type ConstantLR struct{ schedule }
 // NewConstantLR makes a ConstantLR. Python's defaults are 1/3 and 5.
 func NewConstantLR(o Optimizer, factor float64, totalIters int) (*ConstantLR, error) {
 	if factor > 1 || factor < 0 {
-		return nil, errors.New("Constant multiplicative factor expected to be between 0 and 1.")
+		return nil, errors.New("constant multiplicative factor expected to be between 0 and 1")
 	}
 	s, total := &ConstantLR{}, int64(totalIters)
 	s.head = []entry{entryOf("factor", &factor), entryOf("total_iters", &total)}
@@ -156,10 +156,10 @@ type LinearLR struct{ schedule }
 // NewLinearLR makes a LinearLR. Python's defaults are 1/3, 1 and 5.
 func NewLinearLR(o Optimizer, startFactor, endFactor float64, totalIters int) (*LinearLR, error) {
 	if startFactor > 1 || startFactor <= 0 {
-		return nil, errors.New("Starting multiplicative factor expected to be greater than 0 and less or equal to 1.")
+		return nil, errors.New("starting multiplicative factor expected to be greater than 0 and less or equal to 1")
 	}
 	if endFactor > 1 || endFactor < 0 {
-		return nil, errors.New("Ending multiplicative factor expected to be between 0 and 1.")
+		return nil, errors.New("ending multiplicative factor expected to be between 0 and 1")
 	}
 	s, total := &LinearLR{}, int64(totalIters)
 	s.head = []entry{entryOf("start_factor", &startFactor), entryOf("end_factor", &endFactor), entryOf("total_iters", &total)}
@@ -227,7 +227,7 @@ type CosineAnnealingLR struct{ schedule }
 // NewCosineAnnealingLR makes a CosineAnnealingLR.
 func NewCosineAnnealingLR(o Optimizer, tMax int, etaMin float64) (*CosineAnnealingLR, error) {
 	if tMax < 1 {
-		return nil, fmt.Errorf("T_max must be positive, not %d", tMax)
+		return nil, fmt.Errorf("t_max must be positive, not %d", tMax)
 	}
 	s, t := &CosineAnnealingLR{}, int64(tMax)
 	s.head = []entry{entryOf("T_max", &t), entryOf("eta_min", &etaMin)}
@@ -270,10 +270,10 @@ type CosineAnnealingWarmRestarts struct {
 // is tMult times as long.
 func NewCosineAnnealingWarmRestarts(o Optimizer, t0, tMult int, etaMin float64) (*CosineAnnealingWarmRestarts, error) {
 	if t0 <= 0 {
-		return nil, fmt.Errorf("Expected positive integer T_0, but got %d", t0)
+		return nil, fmt.Errorf("expected positive integer T_0, but got %d", t0)
 	}
 	if tMult < 1 {
-		return nil, fmt.Errorf("Expected integer T_mult >= 1, but got %d", tMult)
+		return nil, fmt.Errorf("expected integer T_mult >= 1, but got %d", tMult)
 	}
 	s := &CosineAnnealingWarmRestarts{t0: int64(t0), ti: int64(t0), tMult: int64(tMult), tCur: -1}
 	s.head = []entry{entryOf("T_0", &s.t0), entryOf("T_i", &s.ti), entryOf("T_mult", &s.tMult), entryOf("eta_min", &etaMin),
