@@ -33,7 +33,11 @@ const roleVar = "GODDP_TEST_ROLE"
 func TestMain(m *testing.M) {
 	switch os.Getenv(roleVar) {
 	case "":
-		os.Exit(m.Run())
+		code := m.Run()
+		if trainerPath != "" {
+			os.RemoveAll(filepath.Dir(trainerPath))
+		}
+		os.Exit(code)
 	case "goddp":
 		// Its workers are of the other role.
 		os.Setenv(roleVar, "worker")

@@ -25,7 +25,7 @@
 // A ts.Tensor was 100 KB of zeroes, a name in a locked map, and a finalizer. Now it is a name, a number and a pointer to a
 // cell that owns the C++ handle. Dropping takes the cell's number away, so a second Drop does nothing, a copy of the struct
 // is dropped with it, and an operator on it says ts.ErrDropped. The cell keeps its finalizer and goes back to a pool. A small
-// add with its Drop is faster than Python's (TestAddIsFasterThanPython holds them side by side: a ratio of about 0.75 on an
+// add with its Drop is faster than Python's (BenchmarkAddAgainstPython holds them side by side: a ratio of about 0.75 on an
 // idle machine); what Go adds to the operator is about 0.4 of the whole, in two C calls and one small object of 32 bytes.
 //
 // # What stays as it is

@@ -39,11 +39,9 @@ func addAndDrop(n int) time.Duration {
 	return time.Since(start)
 }
 
-// A small add with its Drop takes less time than Python's: the two run in turns, so that a busy machine slows both.
-func TestAddIsFasterThanPython(t *testing.T) {
-	if testing.Short() {
-		t.Skip("timing is left out with -short")
-	}
+// BenchmarkAddAgainstPython gives the time of a small add with its Drop as a multiple of Python's: the two run in turns,
+// so that a busy machine slows both. It is a benchmark, not a test, because no bound on time holds on every machine.
+func BenchmarkAddAgainstPython(t *testing.B) {
 	cmd := exec.Command(testenv.Python(t), "-c", pythonAdd)
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -61,7 +59,7 @@ func TestAddIsFasterThanPython(t *testing.T) {
 	const n = 20_000
 	addAndDrop(1000)
 	var ratios []float64
-	for range 15 {
+	for t.Loop() {
 		mine := addAndDrop(n).Seconds() / n
 		var theirs float64
 		fmt.Fprintln(in, n)
@@ -73,12 +71,10 @@ func TestAddIsFasterThanPython(t *testing.T) {
 			t.Fatal(err)
 		}
 		ratios = append(ratios, mine/theirs)
-		t.Logf("Go %.0f ns, Python %.0f ns, ratio %.2f", mine*1e9, theirs*1e9, mine/theirs)
 	}
 	slices.Sort(ratios)
-	if m := ratios[len(ratios)/2]; m >= 1 {
-		t.Errorf("a small add takes %.2f times Python's time", m)
-	}
+	t.ReportMetric(ratios[len(ratios)/2], "of-Python's-time")
+	t.ReportMetric(0, "ns/op") // of a turn: says nothing
 }
 
 func BenchmarkAdd(b *testing.B) {
