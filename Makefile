@@ -12,7 +12,7 @@ TEST_FLAGS ?=
 goddp = GOWORK=off $(GO) run ./cmd/goddp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-python run test build vet fmt lint clean
+.PHONY: help setup setup-python run test long build vet fmt lint clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -28,6 +28,10 @@ run: setup ## train the toy model for 50 epochs
 
 test: setup setup-python vet ## all tests
 	$(GO) test -p $(TEST_PROCS) -timeout 20m $(TEST_FLAGS) ./...
+
+long: setup setup-python ## what takes too long for every test: 100 restarts, 500 kills while saving
+	GODDP_LONG=1 $(GO) test -count=1 -timeout 30m -run TestEveryRestart ./cmd/goddp
+	GODDP_KILLS=500 $(GO) test -count=1 -timeout 30m -run TestKillDuringSave ./checkpoint
 
 build: setup ## the programs, into bin/
 	$(GO) build -o bin/ ./cmd/...
