@@ -30,7 +30,11 @@ func generatorState(g *Generator) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	state, err := def.State()
+	return stateOf(def)
+}
+
+func stateOf(g *tdp.Generator) ([]byte, error) {
+	state, err := g.State()
 	if err != nil {
 		return nil, err
 	}
@@ -71,58 +75,53 @@ func onDefault(fn func(*Generator) error) error {
 	if err := fn(own); err != nil {
 		return err
 	}
-	return setDefaultState(own.State())
-}
-
-func setDefaultState(state []byte) error {
 	def, err := tdp.DefaultGenerator(gotch.CPU)
 	if err != nil {
 		return err
 	}
+	return setState(def, own.State())
+}
+
+func setState(g *tdp.Generator, state []byte) error {
 	t, err := tdp.FromSlice(state, []int64{int64(len(state))}, gotch.CPU)
 	if err != nil {
 		return err
 	}
 	defer drop(t)
-	return def.SetState(t)
+	return g.SetState(t)
 }
 
-// multinomial is torch.multinomial over double weights. g nil draws from the default generator; otherwise the default
-// generator stands in for g during the call and gets its own state back, since the operation takes no other here.
-func multinomial(weights []float64, n int, replacement bool, g *Generator) (_ []int, err error) {
-	defaultMu.Lock()
-	defer defaultMu.Unlock()
+// multinomial is torch.multinomial over double weights. g nil draws from the default generator; otherwise one of
+// libtorch's takes g's place for the call.
+func multinomial(weights []float64, n int, replacement bool, g *Generator) ([]int, error) {
+	gen, err := tdp.DefaultGenerator(gotch.CPU)
 	if g != nil {
-		saved, err := generatorState(nil)
-		if err != nil {
-			return nil, err
+		if gen, err = tdp.NewGenerator(gotch.CPU); err == nil {
+			err = setState(gen, g.State())
 		}
-		if err := setDefaultState(g.State()); err != nil {
-			return nil, err
-		}
-		defer func() {
-			moved, e := generatorState(nil)
-			if e == nil {
-				e = g.SetState(moved)
-			}
-			if back := setDefaultState(saved); e == nil {
-				e = back
-			}
-			if err == nil {
-				err = e
-			}
-		}()
+	}
+	if err != nil {
+		return nil, err
 	}
 	w, err := tdp.FromSlice(weights, []int64{int64(len(weights))}, gotch.CPU)
 	if err != nil {
 		return nil, err
 	}
 	defer drop(w)
-	out, err := w.Multinomial(int64(n), replacement, false)
+	out, err := gen.Multinomial(w, int64(n), replacement)
 	if err != nil {
 		return nil, fmt.Errorf("data: multinomial: %w", err)
 	}
 	defer drop(out)
+	if g != nil {
+		moved, err := stateOf(gen)
+		if err == nil {
+			err = g.SetState(moved)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
 	drawn, err := tdp.ToSlice[int64](out)
 	if err != nil {
 		return nil, err

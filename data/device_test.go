@@ -44,7 +44,7 @@ func TestStaging(t *testing.T) {
 				return nil, nil, err
 			}
 			hosts <- info.Storage
-			moved, _, err := stageInStep(gotch.CPU, src)
+			moved, _, err := stageAside(gotch.CPU, src)
 			return moved, func() error { joined++; return nil }, err // joined: the loop's goroutine alone
 		}
 		n := 0
@@ -68,7 +68,7 @@ func TestStaging(t *testing.T) {
 
 		broken := errors.New("no stream")
 		m.stage = func(_ gotch.Device, src []*ts.Tensor) ([]*ts.Tensor, func() error, error) {
-			moved, _, err := stageInStep(gotch.CPU, src)
+			moved, _, err := stageAside(gotch.CPU, src)
 			return moved, func() error { return broken }, err
 		}
 		for _, err := range l.All(context.Background()) {

@@ -41,7 +41,7 @@ func newTensorMaker(fields []Field, write writer, opts Options) (*tensorMaker, e
 		return nil, err
 	}
 	gpu := opts.Device != gotch.CPU
-	m := &tensorMaker{fields: slices.Clone(fields), write: write, device: opts.Device, stage: stageInStep, full: opts.BatchSize,
+	m := &tensorMaker{fields: slices.Clone(fields), write: write, device: opts.Device, stage: stageAside, full: opts.BatchSize,
 		pinned: gpu || opts.PinMemory, reuse: gpu || opts.Reuse}
 	if m.pinned {
 		t, err := tdp.Empty([]int64{1}, gotch.Uint8, gotch.CPU, true)

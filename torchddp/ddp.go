@@ -15,6 +15,7 @@ import (
 	"github.com/goddp/goddp/internal/tdp"
 	"github.com/sugarme/gotch"
 	"github.com/sugarme/gotch/ts"
+	"go.uber.org/multierr"
 )
 
 // Module is a model as DDP sees it. Package models has them; gotch models are adapted there.
@@ -69,6 +70,13 @@ type DDPOptions struct {
 	BufferModes map[string]BufferMode
 	// Ignore names parameters and buffers that DDP leaves alone: neither checked nor broadcast nor reduced.
 	Ignore []string
+	// MixedPrecision lets the model compute in a smaller type.
+	MixedPrecision *MixedPrecision
+	// DelayAllReduce names parameters that are not reduced in buckets but all at once, when the backward has computed
+	// the gradient of the parameter that DelayUntil names, which must be the last of them or a later one: it lets
+	// PyTorch users reduce a shared embedding behind the rest. Their gradients are views of one buffer.
+	DelayAllReduce []string
+	DelayUntil     string
 	// NoInitSync skips the check and the broadcast of weights. The caller answers for equal models.
 	NoInitSync bool
 	// AuditEvery compares parameters and buffers of all ranks by hash in every so many training forwards; 0 is never.
@@ -105,8 +113,11 @@ type DDP struct {
 	options DDPOptions
 	reducer *tdp.Reducer
 	params  []Named // those that are trained, in the reducer's order
+	delayed []Named // those that are trained, but not in its buckets
 	handles *tdp.Handles
 	device  gotch.Device
+
+	delayedHandles *tdp.Handles
 
 	syncGrads   bool // false inside NoSync
 	syncBuffers bool // whether the next forward makes buffers equal
@@ -114,6 +125,7 @@ type DDP struct {
 	forwards    int     // training forwards so far, for AuditEvery
 	weight      float64 // sum of BackwardWeighted's weights since the last synchronised backward
 	join        *joinState
+	optimizer   BackwardOptimizer // nil: the caller steps
 }
 
 // NewDDP wraps a model whose parameters already lie on the rank's device. All ranks must call it.
@@ -174,8 +186,9 @@ func (d *DDP) without(seq iter.Seq2[string, *ts.Tensor]) iter.Seq2[string, *ts.T
 func (d *DDP) inspect() (signature, error) {
 	d.handles = tdp.NewHandles(nil)
 	o := d.options
-	sig := signature{Options: fmt.Sprintf("bucket_cap_mb=%v first_bucket_mb=%v find_unused_parameters=%t gradient_as_bucket_view=%t static_graph=%t buffers=%d%v ignore=%q",
-		o.BucketCapMB, o.FirstBucketMB, o.FindUnusedParameters, o.GradientAsBucketView, o.StaticGraph, o.Buffers, o.BufferModes, o.Ignore)}
+	sig := signature{Options: fmt.Sprintf("bucket_cap_mb=%v first_bucket_mb=%v find_unused_parameters=%t gradient_as_bucket_view=%t static_graph=%t buffers=%d%v ignore=%q mixed_precision=%v delay=%q until=%q",
+		o.BucketCapMB, o.FirstBucketMB, o.FindUnusedParameters, o.GradientAsBucketView, o.StaticGraph, o.Buffers, o.BufferModes, o.Ignore,
+		o.MixedPrecision, o.DelayAllReduce, o.DelayUntil)}
 	if d.module == nil {
 		return sig, valueErrorf("the module is nil")
 	}
@@ -186,6 +199,9 @@ func (d *DDP) inspect() (signature, error) {
 		return sig, valueErrorf("FirstBucketMB must not be negative, got %v", o.FirstBucketMB)
 	case o.AuditEvery < 0:
 		return sig, valueErrorf("AuditEvery must not be negative, got %d", o.AuditEvery)
+	}
+	if err := o.MixedPrecision.check(o); err != nil {
+		return sig, err
 	}
 	known := map[string]bool{}
 	first := map[string]string{} // device -> the first parameter on it
@@ -207,7 +223,11 @@ func (d *DDP) inspect() (signature, error) {
 			devices = append(devices, where)
 			d.device = device
 		}
-		if shape.RequiresGrad {
+		if shape.RequiresGrad && slices.Contains(o.DelayAllReduce, name) {
+			// Compared with the frozen ones: the reducer's own collectives do not know it.
+			sig.Frozen = append(sig.Frozen, shape)
+			d.delayed = append(d.delayed, Named{name, t})
+		} else if shape.RequiresGrad {
 			sig.Params = append(sig.Params, shape)
 			d.params = append(d.params, Named{name, t})
 		} else {
@@ -235,6 +255,9 @@ func (d *DDP) inspect() (signature, error) {
 			return sig, valueErrorf("BufferModes names %q, which the model does not have", name)
 		}
 	}
+	if err := d.checkDelay(known); err != nil {
+		return sig, err
+	}
 	if len(d.params) == 0 {
 		return sig, valueErrorf("DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient")
 	}
@@ -242,12 +265,16 @@ func (d *DDP) inspect() (signature, error) {
 		return sig, valueErrorf("the module's parameters lie on several devices: %q on %s, %q on %s; move the whole module to one",
 			first[devices[0]], devices[0], first[devices[1]], devices[1])
 	}
-	tensors := make([]*ts.Tensor, len(d.params))
-	for i, p := range d.params {
+	d.handles, d.delayedHandles = handlesOf(d.params), handlesOf(d.delayed)
+	return sig, nil
+}
+
+func handlesOf(list []Named) *tdp.Handles {
+	tensors := make([]*ts.Tensor, len(list))
+	for i, p := range list {
 		tensors[i] = p.Tensor
 	}
-	d.handles = tdp.NewHandles(tensors)
-	return sig, nil
+	return tdp.NewHandles(tensors)
 }
 
 func deviceName(d gotch.Device) string {
@@ -317,7 +344,7 @@ func (d *DDP) makeReducer() error {
 	if d.device.Name == "CUDA" {
 		index = d.device.Value
 	}
-	return d.pg.run("making the reducer", func(pg *tdp.ProcessGroup) (err error) {
+	err := d.pg.run("making the reducer", func(pg *tdp.ProcessGroup) (err error) {
 		d.reducer, err = tdp.NewReducer(pg, d.handles, tdp.ReducerOptions{
 			Names: names, ExpectSparse: sparse, BucketLimits: limits, BucketBytes: bytes(bucketMB), FirstBucketBytes: bytes(firstMB),
 			FindUnused: o.FindUnusedParameters, BucketView: o.GradientAsBucketView, StaticGraph: o.StaticGraph,
@@ -326,6 +353,16 @@ func (d *DDP) makeReducer() error {
 		})
 		return err
 	})
+	if err != nil {
+		return err
+	}
+	if err = d.startMixed(); err == nil {
+		err = d.startDelay()
+	}
+	if err != nil {
+		return multierr.Append(err, d.reducer.Close())
+	}
+	return nil
 }
 
 // Module is the wrapped model. Save its state, and evaluate with it: it never communicates.
@@ -348,8 +385,13 @@ var errClosedDDP = valueErrorf("the DDP module is closed")
 
 // Forward computes the model's output for a training step: all ranks call it. Panics of the model become errors.
 func (d *DDP) Forward(x *ts.Tensor) (*ts.Tensor, error) {
+	x, free, err := d.lowered(x)
+	if err != nil {
+		return nil, err
+	}
+	defer free()
 	var out *ts.Tensor
-	_, err := d.Run(func() ([]*ts.Tensor, error) {
+	_, err = d.Run(func() ([]*ts.Tensor, error) {
 		out = d.module.ForwardT(x, true)
 		return []*ts.Tensor{out}, nil
 	})
@@ -365,26 +407,38 @@ func (d *DDP) Run(forward func() ([]*ts.Tensor, error)) ([]*ts.Tensor, error) {
 	if d.reducer == nil {
 		return nil, d.errorf("forward", errClosedDDP)
 	}
-	grad, err := d.preForward()
+	outputs, backward, err := d.run(forward)
+	if err != nil || !backward {
+		// What MixedPrecision lowered is otherwise restored after the backward.
+		err = multierr.Append(err, d.reducer.Restore())
+	}
 	if err != nil {
 		return nil, err
 	}
-	outputs, err := protect(forward)
+	return outputs, nil
+}
+
+// run tells whether a backward is to follow.
+func (d *DDP) run(forward func() ([]*ts.Tensor, error)) (outputs []*ts.Tensor, backward bool, err error) {
+	grad, err := d.preForward()
 	if err != nil {
-		return nil, d.errorf("forward of the model", err)
+		return nil, false, err
+	}
+	if outputs, err = protect(forward); err != nil {
+		return nil, false, d.errorf("forward of the model", err)
 	}
 	// The flag is Python's: a forward without a synchronised backward lets the next one leave the buffers.
 	d.syncBuffers = grad && d.syncGrads
 	switch {
 	case d.syncBuffers:
 		if err := d.reducer.PostForward(outputs); err != nil {
-			return nil, d.explain("forward", err)
+			return nil, false, d.explain("forward", err)
 		}
 		d.pending = syncedBackward
 	case grad:
 		d.pending = localBackward
 	}
-	return outputs, nil
+	return outputs, grad, nil
 }
 
 func (d *DDP) preForward() (grad bool, err error) {
@@ -500,20 +554,32 @@ func Backward(loss *ts.Tensor, modules ...*DDP) error {
 			return d.errorf("backward", err)
 		}
 	}
-	for i, d := range modules {
-		// The first call computes; the further ones only look whether their reducer has finished.
-		var err error
-		if i == 0 {
-			err = tdp.Backward(loss, nil, false, d.reducer)
-		} else {
-			err = d.reducer.CheckFinalized()
+	for _, d := range modules {
+		if d.optimizer == nil || !d.syncGrads {
+			continue
 		}
-		d.pending = noBackward
-		if err != nil {
-			return d.explain("backward", err)
+		if _, err := d.optimizer.ForReducer(); err != nil {
+			return d.errorf("backward", fmt.Errorf("the optimizer that steps in it: %w", err))
 		}
 	}
-	return nil
+	var failed error
+	for i, d := range modules {
+		d.pending = noBackward
+		var err error
+		switch {
+		case failed != nil:
+			err = d.reducer.Restore()
+		case i == 0:
+			// The first call computes; the further ones only look whether their reducer has finished.
+			err = tdp.Backward(loss, nil, false, d.reducer)
+		default:
+			err = d.reducer.EndBackward()
+		}
+		if err != nil && failed == nil {
+			failed = d.explain("backward", err)
+		}
+	}
+	return failed
 }
 
 // BackwardWeighted is Backward for batches of unequal weight, such as numbers of samples or tokens: loss is the mean
@@ -522,6 +588,9 @@ func Backward(loss *ts.Tensor, modules ...*DDP) error {
 func (d *DDP) BackwardWeighted(loss *ts.Tensor, weight float64) error {
 	if !(weight >= 0) || math.IsInf(weight, 0) {
 		return d.errorf("backward", valueErrorf("the weight must be a finite number that is not negative, got %v", weight))
+	}
+	if d.optimizer != nil {
+		return d.errorf("backward", valueErrorf("BackwardWeighted scales gradients after the backward, where StepInBackward has used them: choose one"))
 	}
 	scaled, err := protect(func() (*ts.Tensor, error) { return loss.MulScalar(ts.FloatScalar(weight), false) })
 	if err != nil {
@@ -536,7 +605,7 @@ func (d *DDP) BackwardWeighted(loss *ts.Tensor, weight float64) error {
 	if !sync {
 		return nil
 	}
-	total, err := d.pg.sum(d.weight)
+	total, err := reduceOne(d.pg, "adding up", d.weight, Sum)
 	d.weight = 0
 	if err != nil {
 		return err
@@ -545,34 +614,31 @@ func (d *DDP) BackwardWeighted(loss *ts.Tensor, weight float64) error {
 		return d.errorf("backward", valueErrorf("the weights of all ranks are 0"))
 	}
 	// DDP has divided the sum by the number of ranks; it is to be divided by the sum of weights.
-	if err := tdp.ScaleGradients(d.handles, float64(d.pg.size)/total); err != nil {
-		return d.errorf("backward", err)
+	for _, list := range []*tdp.Handles{d.handles, d.delayedHandles} {
+		if err := tdp.ScaleGradients(list, float64(d.pg.size)/total); err != nil {
+			return d.errorf("backward", err)
+		}
 	}
 	return nil
 }
 
-// sum adds one number over all ranks.
-func (p *ProcessGroup) sum(v float64) (float64, error) {
-	return p.scalar("adding up", v, Sum)
-}
-
-// scalar reduces one number over all ranks.
-func (p *ProcessGroup) scalar(what string, v float64, op ReduceOp) (float64, error) {
-	t, err := tdp.FromSlice([]float64{v}, []int64{1}, p.device)
+// reduceOne reduces one number over all ranks.
+func reduceOne[T tdp.Element](p *ProcessGroup, what string, v T, op ReduceOp) (T, error) {
+	t, err := tdp.FromSlice([]T{v}, []int64{1}, p.device)
 	if err != nil {
-		return 0, err
+		return v, err
 	}
 	defer t.MustDrop()
-	var out []float64
+	out := []T{v}
 	err = p.run(what, func(pg *tdp.ProcessGroup) error {
 		if _, err := pg.AllReduce(t, op, 0, false); err != nil {
 			return err
 		}
-		out, err = tdp.ToSlice[float64](t)
+		out, err = tdp.ToSlice[T](t)
 		return err
 	})
 	if err != nil {
-		return 0, err
+		return v, err
 	}
 	return out[0], nil
 }
@@ -628,7 +694,13 @@ func (d *DDP) explain(op string, err error) error {
 	if errors.As(err, &already) {
 		return err
 	}
-	return d.errorf(op, err)
+	// A collective that failed shows what all ranks did.
+	d.pg.mu.RLock()
+	defer d.pg.mu.RUnlock()
+	if d.pg.pg == nil {
+		return d.errorf(op, err)
+	}
+	return d.pg.failed(op, err)
 }
 
 // PanicError is a panic of a model's forward.

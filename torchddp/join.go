@@ -30,6 +30,9 @@ func (d *DDP) Join(options JoinOptions, fn func() error) error {
 	if d.join != nil {
 		return d.errorf("join", valueErrorf("this module is already inside a Join"))
 	}
+	if len(d.delayed) > 0 {
+		return d.errorf("join", valueErrorf("it cannot be combined with DelayAllReduce"))
+	}
 	d.join = &joinState{options}
 	defer func() { d.join = nil }()
 	if err := fn(); err != nil {
@@ -68,23 +71,7 @@ func (d *DDP) Join(options JoinOptions, fn func() error) error {
 
 // joinReduce adds up one float32 over all ranks, as Python's joinables do.
 func (d *DDP) joinReduce(v float32, op ReduceOp) (float32, error) {
-	t, err := tdp.FromSlice([]float32{v}, []int64{1}, d.device)
-	if err != nil {
-		return 0, err
-	}
-	defer t.MustDrop()
-	var out []float32
-	err = d.pg.run("join", func(pg *tdp.ProcessGroup) error {
-		if _, err := pg.AllReduce(t, op, 0, false); err != nil {
-			return err
-		}
-		out, err = tdp.ToSlice[float32](t)
-		return err
-	})
-	if err != nil {
-		return 0, err
-	}
-	return out[0], nil
+	return reduceOne(d.pg, "join", v, op)
 }
 
 // commonRank agrees on the largest rank that is a candidate.
@@ -93,26 +80,14 @@ func (d *DDP) commonRank(candidate bool) (int, error) {
 	if candidate {
 		mine = int64(d.pg.rank)
 	}
-	t, err := tdp.FromSlice([]int64{mine}, []int64{1}, d.device)
+	rank, err := reduceOne(d.pg, "join", mine, Max)
 	if err != nil {
 		return 0, err
 	}
-	defer t.MustDrop()
-	var out []int64
-	err = d.pg.run("join", func(pg *tdp.ProcessGroup) error {
-		if _, err := pg.AllReduce(t, Max, 0, false); err != nil {
-			return err
-		}
-		out, err = tdp.ToSlice[int64](t)
-		return err
-	})
-	if err != nil {
-		return 0, err
-	}
-	if out[0] < 0 {
+	if rank < 0 {
 		return 0, d.errorf("join", valueErrorf("no rank can lend its model"))
 	}
-	return int(out[0]), nil
+	return int(rank), nil
 }
 
 // shadow makes the collectives of one iteration of the ranks that still train.
@@ -121,7 +96,8 @@ func (d *DDP) shadow() error {
 		return d.explain("join", err)
 	}
 	if d.syncBuffers {
-		if err := d.shadowBuffers(); err != nil {
+		// Part of the others' exchange, without being the one whose buffers count.
+		if err := d.equalizeBuffersFrom(func() (int, error) { return d.commonRank(false) }); err != nil {
 			return err
 		}
 	}
@@ -136,11 +112,6 @@ func (d *DDP) shadow() error {
 	return d.pg.run("join", func(pg *tdp.ProcessGroup) error {
 		return d.reducer.Shadow(pg, d.options.FindUnusedParameters)
 	})
-}
-
-// shadowBuffers takes part in the others' exchange of buffers without being the one whose buffers count.
-func (d *DDP) shadowBuffers() error {
-	return d.equalizeBuffersFrom(func() (int, error) { return d.commonRank(false) })
 }
 
 // checkEarlyEnd, with EndTogether, asks whether a rank has ended.

@@ -35,13 +35,6 @@ inline std::chrono::milliseconds timeout(int64_t ms) {
   return ms < 0 ? c10d::kUnsetTimeout : std::chrono::milliseconds(ms);
 }
 
-inline std::vector<at::Tensor> tensors(const tdp_tensor *handles, int32_t n, const char *what) {
-  std::vector<at::Tensor> list;
-  list.reserve(n);
-  for (int32_t i = 0; i < n; i++) list.push_back(need_defined(handles[i], what));
-  return list;
-}
-
 // Registers a backend for a device type, behind a wrapper that compares collectives where there is a helper.
 void add_backend(tdp_pg *pg, c10::DeviceType device, c10d::ProcessGroup::BackendType type,
                  const c10::intrusive_ptr<c10d::Backend> &backend, const c10::intrusive_ptr<c10d::Backend> &helper);

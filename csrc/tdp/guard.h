@@ -6,6 +6,7 @@
 #include <exception>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace tdp {
 
@@ -45,6 +46,13 @@ inline at::Tensor &need_defined(tdp_tensor t, const char *what) {
   need(t, what);
   if (!t->defined()) throw Error(TDP_ERR_VALUE, std::string(what) + " is an undefined tensor");
   return *t;
+}
+
+inline std::vector<at::Tensor> tensors(const tdp_tensor *handles, int32_t n, const char *what) {
+  std::vector<at::Tensor> list;
+  list.reserve(n);
+  for (int32_t i = 0; i < n; i++) list.push_back(need_defined(handles[i], what));
+  return list;
 }
 
 inline c10::Device to_device(tdp_device d) {

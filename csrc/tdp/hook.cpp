@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <memory>
 
+using tdp::first_tensor;
 using tdp::group_of;
 using tdp::guard;
 using tdp::need;
@@ -40,13 +41,6 @@ FuturePtr completed(const at::Tensor &value) {
       value.is_cuda() ? std::vector<c10::Device>{value.device()} : std::vector<c10::Device>{});
   f->markCompleted(value);
   return f;
-}
-
-// A collective's future holds a list of tensors, our own hold one.
-at::Tensor first_tensor(const c10::IValue &v) {
-  if (v.isTensor()) return v.toTensor();
-  if (v.isTensorList() && v.toTensorList().size() == 1) return v.toTensorList().get(0);
-  throw tdp::Error(TDP_ERR_VALUE, "a communication hook's future must hold one tensor");
 }
 
 class GoHook : public c10d::CommHookInterface {
@@ -99,6 +93,12 @@ class BF16Hook : public c10d::CppCommHookInterface<c10::intrusive_ptr<c10d::Proc
 };
 
 }  // namespace
+
+at::Tensor tdp::first_tensor(const c10::IValue &v) {
+  if (v.isTensor()) return v.toTensor();
+  if (v.isTensorList() && v.toTensorList().size() == 1) return v.toTensorList().get(0);
+  throw Error(TDP_ERR_VALUE, "a communication hook's future must hold one tensor");
+}
 
 extern "C" {
 

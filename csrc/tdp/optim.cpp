@@ -77,6 +77,10 @@ void optim_step_param(tdp_optim *o, const at::Tensor &param, const at::Tensor &g
   optim_run(o->algorithm, work, o->backward_options[group], at::Tensor(), at::Tensor());
 }
 
+bool optim_has(const tdp_optim *o, const at::Tensor &param) {
+  return o->position.count(param.unsafeGetTensorImpl()) != 0;
+}
+
 }  // namespace tdp
 
 extern "C" {
@@ -216,16 +220,20 @@ tdp_error *tdp_optim_set_state(tdp_optim *o, int32_t group, int32_t param, int32
   });
 }
 
-tdp_error *tdp_optim_in_backward(tdp_optim *o, const tdp_optim_options *options, int32_t enabled) {
+tdp_error *tdp_optim_in_backward(tdp_optim *o, const tdp_optim_options *options, int32_t mode) {
   return guard([&] {
     need(o, "the optimizer");
     std::lock_guard<std::mutex> lock(o->mutex);
-    if (!enabled) {
+    if (mode == TDP_IN_BACKWARD_OFF) {
       tdp::drop_hooks(o);
       o->backward_options.clear();
       return;
     }
     o->backward_options.assign(options, options + o->groups.size());
+    if (mode == TDP_IN_BACKWARD_OPTIONS) {
+      tdp::drop_hooks(o);
+      return;
+    }
     for (auto &g : o->groups)
       for (auto &p : g.params) {
         auto &hook = torch::autograd::impl::post_acc_grad_hooks(p);

@@ -40,6 +40,7 @@ void optim_run(int32_t algorithm, OptimWork &work, const tdp_optim_options &opti
 // Steps one parameter with the gradient given, with the options that tdp_optim_in_backward set: for hooks of the
 // reducer that know a gradient is complete. Safe from several threads.
 void optim_step_param(tdp_optim *o, const at::Tensor &param, const at::Tensor &grad);
+bool optim_has(const tdp_optim *o, const at::Tensor &param);
 
 }  // namespace tdp
 

@@ -72,6 +72,14 @@ tdp_error *tdp_generator_random64(tdp_generator *g, int64_t *out) {
   });
 }
 
+tdp_error *tdp_generator_multinomial(tdp_generator *g, tdp_tensor weights, int64_t n, int32_t replacement,
+                                     tdp_tensor *out) {
+  return guard([&] {
+    *out = new at::Tensor(at::multinomial(tdp::need_defined(weights, "the weights"), n, replacement != 0,
+                                          need(g, "the generator")->generator));
+  });
+}
+
 tdp_error *tdp_generator_free(tdp_generator *g) {
   return guard([&] { delete g; });
 }

@@ -109,12 +109,16 @@ tdp_error *tdp_reducer_new(tdp_pg *pg, const tdp_tensor *params, int32_t n, cons
     std::reverse(buckets.begin(), buckets.end());
 
     auto handle = std::make_unique<tdp_reducer>();
+    handle->params = list;
+    handle->buckets = buckets;
     handle->find_unused = o->find_unused != 0;
     handle->static_graph = o->static_graph != 0;
     handle->reducer = std::make_shared<c10d::Reducer>(
         list, std::move(buckets), group_of(pg), sparse, o->bucket_bytes, o->find_unused != 0,
         o->gradient_as_bucket_view != 0, std::move(names), o->first_bucket_bytes,
         /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false, std::vector<int64_t>{});
+    handle->live->reducer = handle->reducer;
+    handle->live->group = group_of(pg);
     handle->logger = std::make_shared<c10d::Logger>(handle->reducer);
     handle->reducer->set_logger(handle->logger);
     std::vector<int> device_ids;
@@ -136,7 +140,8 @@ tdp_error *tdp_reducer_pre_forward(tdp_reducer *r, int32_t sync, tdp_pg *join, t
     need(r, "the reducer");
     *rebuilt = 0;
     *grad_enabled = at::GradMode::is_enabled() ? 1 : 0;
-    if (*grad_enabled && sync) {
+    r->synced = *grad_enabled && sync;
+    if (r->synced) {
       r->logger->set_runtime_stats_and_log();
       r->reducer->prepare_for_forward();
     }
@@ -145,6 +150,7 @@ tdp_error *tdp_reducer_pre_forward(tdp_reducer *r, int32_t sync, tdp_pg *join, t
       r->reducer->set_forward_pass_work_handle(group_of(join)->allreduce(one), divide_by_size != 0);
     }
     if (*grad_enabled) *rebuilt = r->reducer->rebuild_buckets() ? 1 : 0;
+    tdp::modes_before_forward(*r, r->synced);
   });
 }
 
@@ -170,19 +176,31 @@ tdp_error *tdp_reducer_post_forward(tdp_reducer *r, const tdp_tensor *outputs, i
 
 tdp_error *tdp_backward(tdp_tensor loss, tdp_tensor gradient, int32_t retain_graph, tdp_reducer *r) {
   return guard([&] {
-    need_defined(loss, "the loss")
-        .backward(gradient == nullptr ? at::Tensor() : need_defined(gradient, "the loss's gradient"),
-                  retain_graph != 0);
-    if (r != nullptr) r->reducer->check_finalized();
+    try {
+      need_defined(loss, "the loss")
+          .backward(gradient == nullptr ? at::Tensor() : need_defined(gradient, "the loss's gradient"),
+                    retain_graph != 0);
+    } catch (...) {
+      if (r != nullptr) tdp::modes_restore(*r);
+      throw;
+    }
+    if (r != nullptr) tdp::modes_after_backward(*r);
   });
 }
 
-tdp_error *tdp_reducer_check_finalized(tdp_reducer *r) {
-  return guard([&] { need(r, "the reducer")->reducer->check_finalized(); });
+tdp_error *tdp_reducer_end_backward(tdp_reducer *r) {
+  return guard([&] { tdp::modes_after_backward(*need(r, "the reducer")); });
+}
+
+tdp_error *tdp_reducer_restore(tdp_reducer *r) {
+  return guard([&] { tdp::modes_restore(*need(r, "the reducer")); });
 }
 
 tdp_error *tdp_reducer_free(tdp_reducer *r) {
-  return guard([&] { delete r; });
+  return guard([&] {
+    if (r != nullptr) tdp::modes_restore(*r);
+    delete r;
+  });
 }
 
 tdp_error *tdp_reducer_logging_data(tdp_reducer *r, tdp_bytes *out) {
@@ -206,8 +224,10 @@ tdp_error *tdp_reducer_set_sample_rate(tdp_reducer *r, int32_t rate) {
 tdp_error *tdp_reducer_update_group(tdp_reducer *r, tdp_pg *pg) {
   return guard([&] {
     need(r, "the reducer");
+    tdp::modes_restore(*r);
     r->reducer->reset_state();
     r->reducer->update_process_group(group_of(pg));
+    r->live->group = group_of(pg);
   });
 }
 

@@ -147,27 +147,27 @@ tdp_error *tdp_generator_get_state(tdp_generator *g, tdp_tensor *out);
 tdp_error *tdp_generator_set_state(tdp_generator *g, tdp_tensor state);
 /* One int64 as torch.empty((), dtype=torch.int64).random_(generator=g).item() draws it. */
 tdp_error *tdp_generator_random64(tdp_generator *g, int64_t *out);
+/* torch.multinomial with a generator of its own. */
+tdp_error *tdp_generator_multinomial(tdp_generator *g, tdp_tensor weights, int64_t n, int32_t replacement,
+                                     tdp_tensor *out);
 tdp_error *tdp_generator_free(tdp_generator *g);
 
 tdp_error *tdp_set_num_threads(int32_t n);
 tdp_error *tdp_get_num_threads(int32_t *out);
 
+/* ---- streams ---- */
+
+/* Copies n tensors to a device on a stream that is not the one computations run on, and waits until that is done:
+ * the sources may be written again then. From pinned memory the device computes on meanwhile. */
+tdp_error *tdp_copy_aside(tdp_device device, const tdp_tensor *src, int32_t n, tdp_tensor *out);
+/* Tells the allocator that the calling thread's current stream uses tensors that another stream made: their memory
+ * is not given away before that stream has come as far as it is now queued when they are freed. */
+tdp_error *tdp_record_stream(const tdp_tensor *tensors, int32_t n);
+
 /* ---- modes of the calling thread ---- */
 
 /* Sets grad mode and tells what it was. Only for scopes that keep their goroutine on its thread. */
 tdp_error *tdp_grad_mode(int32_t enabled, int32_t *previous);
-
-/* ---- optimizers: one call a step ---- */
-
-typedef struct tdp_sgd_options {
-  double lr, momentum, dampening, weight_decay;
-  int32_t nesterov, maximize;
-} tdp_sgd_options;
-
-/* torch.optim.SGD over parameters that have a gradient. momentum_buffers has n handles; NULL ones are made and owned
- * by the caller from then on. */
-tdp_error *tdp_sgd_step(const tdp_tensor *params, tdp_tensor *momentum_buffers, int32_t n,
-                        const tdp_sgd_options *options);
 
 #ifdef __cplusplus
 }

@@ -44,9 +44,10 @@ tdp_error *tdp_reducer_pre_forward(tdp_reducer *r, int32_t sync, tdp_pg *join, t
 /* After it, with the model's n outputs. Where the reducer looks for unused parameters, or learns a static graph, each
  * output that has a history is replaced, in its handle, by one that tells the reducer about the backward. */
 tdp_error *tdp_reducer_post_forward(tdp_reducer *r, const tdp_tensor *outputs, int32_t n);
-/* loss.backward(gradient) and, with a reducer, the check that every gradient was reduced. gradient may be NULL. */
+/* loss.backward(gradient) and, with a reducer, tdp_reducer_end_backward. gradient may be NULL. */
 tdp_error *tdp_backward(tdp_tensor loss, tdp_tensor gradient, int32_t retain_graph, tdp_reducer *r);
-tdp_error *tdp_reducer_check_finalized(tdp_reducer *r);
+/* The check that every gradient was reduced, and what the modes below have to do after a backward. */
+tdp_error *tdp_reducer_end_backward(tdp_reducer *r);
 tdp_error *tdp_reducer_free(tdp_reducer *r);
 /* c10d's DDP logging data, as "name\0value\0" pairs. */
 tdp_error *tdp_reducer_logging_data(tdp_reducer *r, tdp_bytes *out);
@@ -54,6 +55,20 @@ tdp_error *tdp_reducer_logging_data(tdp_reducer *r, tdp_bytes *out);
 tdp_error *tdp_reducer_set_sample_rate(tdp_reducer *r, int32_t rate);
 /* Goes on with another group, after an error for instance: what was begun is forgotten. */
 tdp_error *tdp_reducer_update_group(tdp_reducer *r, tdp_pg *pg);
+
+/* ---- modes of the reducer: set right after it was made ---- */
+
+/* Parameters, trained and frozen, are of type param from each forward to the end of its backward, and gradients are
+ * reduced as type reduce; both are c10::ScalarType. The reducer's averaging hook is taken. */
+tdp_error *tdp_reducer_mixed(tdp_reducer *r, const tdp_tensor *frozen, int32_t n, int32_t param, int32_t reduce);
+/* Gives parameters their own type back, where a forward is not followed by a backward. Nothing without the mode. */
+tdp_error *tdp_reducer_restore(tdp_reducer *r);
+/* Parameters that the reducer does not have are reduced at once, when the gradient of trigger is there. */
+tdp_error *tdp_reducer_delay(tdp_reducer *r, const tdp_tensor *params, const char *const *names, int32_t n,
+                             tdp_tensor trigger, const char *trigger_name);
+
+/* Gives tensors another dtype in place, as Python's t.data = t.data.to(dtype) does. */
+tdp_error *tdp_set_dtype(const tdp_tensor *tensors, int32_t n, int32_t dtype);
 
 /* ---- communication hooks ---- */
 

@@ -70,9 +70,15 @@ tdp_error *tdp_optim_state(tdp_optim *o, int32_t group, int32_t param, int32_t s
  * goes to the CPU, or with step_on_device, which fused kernels need, beside the parameter. */
 tdp_error *tdp_optim_set_state(tdp_optim *o, int32_t group, int32_t param, int32_t slot, tdp_tensor value,
                                int32_t step_on_device);
-/* With enabled, every parameter is stepped inside backward, as soon as its gradient is complete, with the options
- * given (one entry a group), and its gradient is dropped. Call it again to change options. */
-tdp_error *tdp_optim_in_backward(tdp_optim *o, const tdp_optim_options *options, int32_t enabled);
+/* With TDP_IN_BACKWARD_HOOKS every parameter is stepped inside backward, as soon as its gradient is complete, with the
+ * options given (one entry a group), and its gradient is dropped. With TDP_IN_BACKWARD_OPTIONS the options are only
+ * kept, for a reducer that steps (tdp_reducer_optim). Call it again to change options. */
+enum { TDP_IN_BACKWARD_OFF = 0, TDP_IN_BACKWARD_HOOKS = 1, TDP_IN_BACKWARD_OPTIONS = 2 };
+tdp_error *tdp_optim_in_backward(tdp_optim *o, const tdp_optim_options *options, int32_t mode);
+/* Right after a reducer was made: every bucket's parameters are stepped by the optimizer as soon as the bucket is
+ * reduced, with the options that TDP_IN_BACKWARD_OPTIONS left, and their gradients are dropped after the backward. The
+ * optimizer must outlive the last backward. The averaging hook is taken. */
+tdp_error *tdp_reducer_optim(tdp_reducer *r, tdp_optim *o);
 tdp_error *tdp_optim_free(tdp_optim *o);
 
 /* ---- gradient clipping ---- */

@@ -6,8 +6,6 @@ package tdp
 import "C"
 
 import (
-	"unsafe"
-
 	"github.com/sugarme/gotch"
 	"github.com/sugarme/gotch/ts"
 )
@@ -20,14 +18,14 @@ type AutocastState struct {
 }
 
 func (s AutocastState) c() C.tdp_autocast_state {
-	return C.tdp_autocast_state{enabled: cbool(s.Enabled), dtype: C.int32_t(s.DType), cache_enabled: cbool(s.CacheEnabled)}
+	return C.tdp_autocast_state{enabled: flag(s.Enabled), dtype: C.int32_t(s.DType), cache_enabled: flag(s.CacheEnabled)}
 }
 
 func goAutocast(c C.tdp_autocast_state) AutocastState {
 	return AutocastState{Enabled: c.enabled != 0, DType: gotch.DType(c.dtype), CacheEnabled: c.cache_enabled != 0}
 }
 
-func autocastDevice(cuda bool) C.int32_t { return cbool(cuda) }
+func autocastDevice(cuda bool) C.int32_t { return flag(cuda) }
 
 // Autocast tells the calling thread's autocast. The goroutine must be locked to its thread.
 func Autocast(cuda bool) (AutocastState, error) {
@@ -69,14 +67,14 @@ func AMPScale(value, scale *ts.Tensor) (*ts.Tensor, error) {
 // and NaNs. The result is positive where there were any, and nil when no parameter has a gradient.
 func AMPUnscale(o *Optim, scale *ts.Tensor, checkOnly, allowFP16 bool) (*ts.Tensor, error) {
 	var out C.tdp_tensor
-	rec := C.tdp_amp_unscale(o.h, handle(scale), cbool(checkOnly), cbool(allowFP16), &out)
+	rec := C.tdp_amp_unscale(o.h, handle(scale), flag(checkOnly), flag(allowFP16), &out)
 	return tensor(out), done("unscale", rec, o, scale)
 }
 
 // AMPUpdate is torch._amp_update_scale_ with the sum of what was found.
 func AMPUpdate(scale, growthTracker *ts.Tensor, found []*ts.Tensor, growth, backoff float64, interval int64) error {
-	list := handles(found)
-	rec := C.tdp_amp_update(handle(scale), handle(growthTracker), unsafe.SliceData(list), C.int32_t(len(list)),
+	list := NewHandles(found)
+	rec := C.tdp_amp_update(handle(scale), handle(growthTracker), list.ptr(), list.n(),
 		C.double(growth), C.double(backoff), C.int64_t(interval))
 	return done("update scale", rec, scale, growthTracker, found)
 }

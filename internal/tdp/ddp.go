@@ -10,6 +10,7 @@ import (
 	"bytes"
 	"unsafe"
 
+	"github.com/sugarme/gotch"
 	"github.com/sugarme/gotch/ts"
 )
 
@@ -92,7 +93,42 @@ func IsSyncBatchNorm(key *ts.Tensor) bool {
 	return err == nil && out != 0
 }
 
-// CheckFinalized fails when gradients of the last backward were not reduced.
-func (r *Reducer) CheckFinalized() error {
-	return done("backward", C.tdp_reducer_check_finalized(r.h), r)
+// EndBackward fails when gradients of the last backward were not reduced, and does what the reducer's modes have to do
+// after a backward.
+func (r *Reducer) EndBackward() error {
+	return done("backward", C.tdp_reducer_end_backward(r.h), r)
+}
+
+// Mixed lowers parameters to a smaller type between each forward and the end of its backward.
+func (r *Reducer) Mixed(frozen []*ts.Tensor, param, reduce gotch.DType) error {
+	list := NewHandles(frozen)
+	return done("mixed precision", C.tdp_reducer_mixed(r.h, list.ptr(), list.n(), C.int32_t(param), C.int32_t(reduce)), r, list)
+}
+
+// Restore gives parameters their own type back, where a forward is not followed by a backward.
+func (r *Reducer) Restore() error { return done("mixed precision", C.tdp_reducer_restore(r.h), r) }
+
+// Delay reduces parameters that the reducer does not have when the gradient of trigger is there.
+func (r *Reducer) Delay(list *Handles, names []string, trigger *ts.Tensor, triggerName string) error {
+	text, free := cstrings(names)
+	defer free()
+	name := C.CString(triggerName)
+	defer C.free(unsafe.Pointer(name))
+	rec := C.tdp_reducer_delay(r.h, list.ptr(), text, list.n(), handle(trigger), name)
+	return done("delayed reduction", rec, r, list, trigger)
+}
+
+// Optim lets an optimizer step each bucket's parameters when the bucket is reduced.
+func (r *Reducer) Optim(o *Optim) error {
+	if err := done("optimizer in backward", C.tdp_reducer_optim(r.h, o.h), r, o); err != nil {
+		return err
+	}
+	r.optim = o
+	return nil
+}
+
+// SetDType gives tensors another dtype in place.
+func SetDType(tensors []*ts.Tensor, dtype gotch.DType) error {
+	list := NewHandles(tensors)
+	return done("set dtype", C.tdp_set_dtype(list.ptr(), list.n(), C.int32_t(dtype)), list)
 }

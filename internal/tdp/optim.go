@@ -100,21 +100,12 @@ func NewOptim(a OptimAlgorithm) (*Optim, error) {
 	return o, done("new optimizer", C.tdp_optim_new(C.int32_t(a), &o.h))
 }
 
-// handles makes a list of C handles. The tensors must be kept alive for as long as C uses it.
-func handles(tensors []*ts.Tensor) []C.tdp_tensor {
-	out := make([]C.tdp_tensor, len(tensors))
-	for i, t := range tensors {
-		out[i] = handle(t)
-	}
-	return out
-}
-
 // AddGroup adds parameters.
 func (o *Optim) AddGroup(params []*ts.Tensor, options OptimOptions) error {
 	var c C.tdp_optim_options
 	options.fill(&c)
-	list := handles(params)
-	rec := C.tdp_optim_add_group(o.h, unsafe.SliceData(list), C.int32_t(len(list)), &c)
+	list := NewHandles(params)
+	rec := C.tdp_optim_add_group(o.h, list.ptr(), list.n(), &c)
 	if err := done("optimizer add group", rec, params); err != nil {
 		return err
 	}
@@ -139,18 +130,11 @@ func (o *Optim) Step(gradScale, foundInf *ts.Tensor) error {
 
 // ZeroGrad drops the gradients of all parameters, or fills them with zeros.
 func (o *Optim) ZeroGrad(setToNone bool) error {
-	rec := C.tdp_optim_zero_grad(o.h, cbool(setToNone))
+	rec := C.tdp_optim_zero_grad(o.h, flag(setToNone))
 	if rec == nil {
 		return nil
 	}
 	return done("zero_grad", rec)
-}
-
-func cbool(b bool) C.int32_t {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // State gives a second handle on a state tensor, or nil where there is none.
@@ -162,13 +146,23 @@ func (o *Optim) State(group, param int, slot StateSlot) (*ts.Tensor, error) {
 
 // SetState copies value into a state tensor; nil drops it. stepOnDevice puts the step count beside the parameter.
 func (o *Optim) SetState(group, param int, slot StateSlot, value *ts.Tensor, stepOnDevice bool) error {
-	rec := C.tdp_optim_set_state(o.h, C.int32_t(group), C.int32_t(param), C.int32_t(slot), handle(value), cbool(stepOnDevice))
+	rec := C.tdp_optim_set_state(o.h, C.int32_t(group), C.int32_t(param), C.int32_t(slot), handle(value), flag(stepOnDevice))
 	return done("optimizer state", rec, value)
 }
 
-// InBackward makes backward step every parameter as soon as its gradient is complete, with the options last set.
-func (o *Optim) InBackward(enabled bool) error {
-	return done("optimizer in backward", C.tdp_optim_in_backward(o.h, unsafe.SliceData(o.options), cbool(enabled)))
+// InBackward says who steps in backward, with the options last set.
+type InBackward int32
+
+// The ways.
+const (
+	InBackwardOff     InBackward = C.TDP_IN_BACKWARD_OFF
+	InBackwardHooks   InBackward = C.TDP_IN_BACKWARD_HOOKS   // a hook on each parameter's gradient
+	InBackwardOptions InBackward = C.TDP_IN_BACKWARD_OPTIONS // a reducer, which finds the options here
+)
+
+// InBackward makes backward step parameters as soon as their gradients are complete.
+func (o *Optim) InBackward(mode InBackward) error {
+	return done("optimizer in backward", C.tdp_optim_in_backward(o.h, unsafe.SliceData(o.options), C.int32_t(mode)))
 }
 
 // Close frees the optimizer and its state. Closing twice is allowed.
@@ -180,23 +174,23 @@ func (o *Optim) Close() error {
 
 // ZeroGrad drops the gradients of tensors, or fills them with zeros.
 func ZeroGrad(tensors []*ts.Tensor, setToNone bool) error {
-	list := handles(tensors)
-	return done("zero_grad", C.tdp_zero_grad(unsafe.SliceData(list), C.int32_t(len(list)), cbool(setToNone)), tensors)
+	list := NewHandles(tensors)
+	return done("zero_grad", C.tdp_zero_grad(list.ptr(), list.n(), flag(setToNone)), tensors)
 }
 
 // ClipGradNorm scales the gradients of params so that their total norm is at most maxNorm, and gives the norm they had.
 func ClipGradNorm(params []*ts.Tensor, maxNorm, normType float64, errorIfNonfinite bool, impl Implementation) (*ts.Tensor, error) {
 	var out C.tdp_tensor
-	list := handles(params)
-	rec := C.tdp_clip_grad_norm(unsafe.SliceData(list), C.int32_t(len(list)), C.double(maxNorm), C.double(normType),
-		cbool(errorIfNonfinite), C.int32_t(impl), &out)
+	list := NewHandles(params)
+	rec := C.tdp_clip_grad_norm(list.ptr(), list.n(), C.double(maxNorm), C.double(normType),
+		flag(errorIfNonfinite), C.int32_t(impl), &out)
 	return tensor(out), done("clip_grad_norm_", rec, params)
 }
 
 // ClipGradValue clamps every element of the gradients of params to [-value, value].
 func ClipGradValue(params []*ts.Tensor, value float64, impl Implementation) error {
-	list := handles(params)
-	rec := C.tdp_clip_grad_value(unsafe.SliceData(list), C.int32_t(len(list)), C.double(value), C.int32_t(impl))
+	list := NewHandles(params)
+	rec := C.tdp_clip_grad_value(list.ptr(), list.n(), C.double(value), C.int32_t(impl))
 	return done("clip_grad_value_", rec, params)
 }
 
@@ -216,8 +210,8 @@ func Average(averages, values []*ts.Tensor, mode AverageMode, decay float64, cou
 	if len(averages) != len(values) {
 		return &Error{Op: "average of weights", Message: "the two lists have different lengths", kind: ErrValue}
 	}
-	a, v := handles(averages), handles(values)
-	rec := C.tdp_average(unsafe.SliceData(a), unsafe.SliceData(v), C.int32_t(len(a)), C.int32_t(mode), C.double(decay), C.int64_t(count))
+	a, v := NewHandles(averages), NewHandles(values)
+	rec := C.tdp_average(a.ptr(), v.ptr(), a.n(), C.int32_t(mode), C.double(decay), C.int64_t(count))
 	return done("average of weights", rec, averages, values)
 }
 

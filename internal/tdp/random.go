@@ -73,6 +73,13 @@ func (g *Generator) Random64() (int64, error) {
 	return int64(out), done("random", rec, g)
 }
 
+// Multinomial draws n indices by weight, as torch.multinomial does with a generator.
+func (g *Generator) Multinomial(weights *ts.Tensor, n int64, replacement bool) (*ts.Tensor, error) {
+	var out C.tdp_tensor
+	rec := C.tdp_generator_multinomial(g.h, handle(weights), C.int64_t(n), flag(replacement), &out)
+	return tensor(out), done("multinomial", rec, g, weights)
+}
+
 // SetNumThreads sets how many threads one operation may use.
 func SetNumThreads(n int) error { return done("set_num_threads", C.tdp_set_num_threads(C.int32_t(n))) }
 

@@ -20,6 +20,7 @@ type Reducer struct {
 	h      *C.tdp_reducer
 	params *Handles
 	hooks  []cgo.Handle // Go functions that C++ holds
+	optim  *Optim       // whose memory C++ holds
 }
 
 // ReducerOptions are what Python's DDP passes on to its reducer.
@@ -124,7 +125,7 @@ func (r *Reducer) PostForward(outputs []*ts.Tensor) error {
 	return done("DDP after forward", C.tdp_reducer_post_forward(r.h, out.ptr(), out.n()), r, out)
 }
 
-// Backward computes the gradients of loss, and checks that r (if any) reduced every one. gradient may be nil.
+// Backward computes the gradients of loss, and checks that r (if any) reduced every one: see EndBackward. gradient may be nil.
 func Backward(loss, gradient *ts.Tensor, retainGraph bool, r *Reducer) error {
 	var h *C.tdp_reducer
 	if r != nil {
@@ -151,4 +152,13 @@ func SetGradMode(on bool) (previous bool, err error) {
 	var prev C.int32_t
 	rec := C.tdp_grad_mode(flag(on), &prev)
 	return prev != 0, done("grad mode", rec)
+}
+
+// GradEnabled tells the calling thread's grad mode.
+func GradEnabled() (bool, error) {
+	on, err := SetGradMode(true)
+	if err == nil && !on {
+		_, err = SetGradMode(false)
+	}
+	return on, err
 }

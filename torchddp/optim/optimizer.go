@@ -101,15 +101,29 @@ func (b *Base) ZeroGrad(setToNone bool) error {
 // left to do then. Options are taken over at this call; call it again when they change, for instance after a
 // scheduler's step. With enabled false the optimizer is an ordinary one again.
 //
-// It is for models without a reducer; DistributedDataParallel has its own switch, because there a gradient is complete
-// only when it was reduced.
+// It is for models without a reducer: under DistributedDataParallel, where a gradient is complete only when it was
+// reduced, use the StepInBackward of DDP.
 func (b *Base) StepInBackward(enabled bool) error {
 	if b.native == nil {
 		return ErrClosed
 	}
 	b.pushOptions()
 	b.stepped = b.stepped || enabled
-	return b.native.InBackward(enabled)
+	mode := tdp.InBackwardOff
+	if enabled {
+		mode = tdp.InBackwardHooks
+	}
+	return b.native.InBackward(mode)
+}
+
+// ForReducer prepares steps in the next backward, with the options of now, for DDP's reducer.
+func (b *Base) ForReducer() (*tdp.Optim, error) {
+	if b.native == nil {
+		return nil, ErrClosed
+	}
+	b.pushOptions()
+	b.stepped = true
+	return b.native, b.native.InBackward(tdp.InBackwardOptions)
 }
 
 // Close frees the optimizer's state. The parameters stay. Closing twice is allowed.
