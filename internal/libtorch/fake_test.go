@@ -3,6 +3,7 @@ package libtorch
 import (
 	"archive/zip"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
@@ -255,8 +256,12 @@ func fakePython(args []string) int {
 		return 0
 	}
 	if args[2] == "install" {
-		site := filepath.Join(filepath.Dir(filepath.Dir(os.Args[0])), "lib", "site-packages")
+		site := filepath.Join(filepath.Dir(filepath.Dir(os.Args[0])), "lib", "python3", "site-packages")
 		os.MkdirAll(filepath.Join(site, "__pycache__"), 0o755)
+		for _, p := range args[3:] {
+			name, version, _ := strings.Cut(p, "==")
+			os.Mkdir(filepath.Join(site, name+"-"+cmp.Or(version, "1.0")+".dist-info"), 0o755)
+		}
 		os.WriteFile(filepath.Join(site, "torch.py"), []byte(strings.Join(args[3:], " ")), 0o644)
 		os.WriteFile(filepath.Join(site, "__pycache__", "torch.pyc"), []byte("x"), 0o644)
 		return 0

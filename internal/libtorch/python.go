@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,7 +16,7 @@ import (
 )
 
 // pythonPackages are what the tests that compare with Python need.
-var pythonPackages = []string{"torch==" + Version, "torchvision==0.26.0", "numpy", "safetensors", "tensorboard"}
+var pythonPackages = []string{"torch==" + Version, "torchvision==0.26.0", "numpy", "safetensors", "tensorboard==2.21.0"}
 
 // PythonDir is where Python's torch lies in a cache.
 func PythonDir(cache string) string { return filepath.Join(cache, "python", Version) }
@@ -31,6 +32,12 @@ func SetupPython(ctx context.Context, cfg Config) (string, error) {
 	}
 	s := newSetup(cfg)
 	dir := PythonDir(cfg.Cache)
+	if lacks := lacking(dir); lacks != "" {
+		s.ui.say("Python's torch has no %s: making it anew", lacks)
+		if err := os.Remove(filepath.Join(dir, manifestName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return "", err
+		}
+	}
 	err = s.ensure(ctx, dir, "python", "Python's torch", func(ctx context.Context, tmp string) (content, error) {
 		return content{sizesOnly: true}, s.fillPython(ctx, tmp, dir)
 	})
@@ -41,6 +48,21 @@ func SetupPython(ctx context.Context, cfg Config) (string, error) {
 		s.ui.say("Python's torch %s is set up in %s", Version, dir)
 	}
 	return filepath.Join(dir, "bin", "python"), nil
+}
+
+// lacking names a package that an environment of an earlier goddp does not have yet, in the version that it should.
+func lacking(dir string) string {
+	if _, err := os.Stat(filepath.Join(dir, manifestName)); err != nil {
+		return "" // it is to be made anyway
+	}
+	for _, p := range pythonPackages {
+		name, version, _ := strings.Cut(p, "==")
+		found, err := filepath.Glob(filepath.Join(dir, "lib", "python*", "site-packages", name+"-"+version+"*.dist-info"))
+		if err != nil || len(found) == 0 {
+			return p
+		}
+	}
+	return ""
 }
 
 func (s *setup) fillPython(ctx context.Context, tmp, dir string) error {
@@ -71,7 +93,7 @@ func (s *setup) fillPython(ctx context.Context, tmp, dir string) error {
 		return err
 	}
 	if out, err := (program{dir: tmp}).all(ctx, filepath.Join(tmp, "bin", "python"), "-c",
-		"import torch, torchvision, numpy, safetensors; print(torch.__version__)"); err != nil || !strings.HasPrefix(out, Version) {
+		"import torch, torchvision, numpy, safetensors, tensorboard; print(torch.__version__)"); err != nil || !strings.HasPrefix(out, Version) {
 		return fmt.Errorf("the installed Python does not import torch %s: %q %w", Version, out, err)
 	}
 	return relocate(tmp, dir)

@@ -498,7 +498,7 @@ func TestSetupPython(t *testing.T) {
 	script, err := os.ReadFile(filepath.Join(filepath.Dir(python), "torchrun"))
 	require.NoError(t, err)
 	require.Equal(t, "#!"+python+"\n", string(script), "scripts name the interpreter where it ends up")
-	site := filepath.Join(filepath.Dir(filepath.Dir(python)), "lib", "site-packages")
+	site := filepath.Join(filepath.Dir(filepath.Dir(python)), "lib", "python3", "site-packages")
 	packages, err := os.ReadFile(filepath.Join(site, "torch.py"))
 	require.NoError(t, err)
 	require.Contains(t, string(packages), "torch==2.11.0 torchvision==0.26.0 numpy")
@@ -517,4 +517,11 @@ func TestSetupPython(t *testing.T) {
 	_, err = SetupPython(t.Context(), cfg)
 	require.NoError(t, err)
 	require.NotEqual(t, before, changed(), "it was not whole")
+
+	before = changed()
+	require.NoError(t, os.Remove(filepath.Join(site, "tensorboard-2.21.0.dist-info")))
+	_, err = SetupPython(t.Context(), cfg)
+	require.NoError(t, err)
+	require.NotEqual(t, before, changed(), "it was made before that package was on the list")
+	require.DirExists(t, filepath.Join(site, "tensorboard-2.21.0.dist-info"))
 }
