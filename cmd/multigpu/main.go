@@ -5,9 +5,14 @@
 //
 // runs 50 epochs and saves a checkpoint every 10. Started plainly it starts its ranks itself; under torchrun, Slurm or
 // Kubernetes it is one rank of the job that they started.
+//
+// With --snapshot it goes on where it was stopped, as the tutorial's multigpu_torchrun.py does:
+//
+//	go run ./cmd/goddp run --nproc-per-node 2 --max-restarts 3 bin/multigpu 50 10 --snapshot snapshot.pt
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,11 +34,14 @@ type config struct {
 	nprocPerNode string
 	backend      string
 	checkpoint   string
+	snapshot     string
 	lr           float64
 	seed         uint64
 	loss         string
 	datasetSize  int
 	masterPort   int
+	batchNorm    bool
+	syncBN       bool
 }
 
 const usage = `Trains the tutorial's model, Linear(20, 1), with DistributedDataParallel.
@@ -57,6 +65,9 @@ func parseArgs(args []string, out io.Writer) (config, error) {
 	flags.StringVar(&c.nprocPerNode, "nproc-per-node", "auto", "ranks on this machine: a number, gpu, cpu, or auto (one a GPU; 2 without a GPU)")
 	flags.StringVar(&c.backend, "backend", "auto", "auto, nccl or gloo")
 	flags.StringVar(&c.checkpoint, "checkpoint", "checkpoint.pt", "where rank 0 saves the model; torch.load reads it")
+	flags.StringVar(&c.snapshot, "snapshot", "", "where rank 0 saves the whole state of the run instead; a run that finds the file goes on from it")
+	flags.BoolVar(&c.batchNorm, "batch-norm", false, "put a batch norm layer in front of the model")
+	flags.BoolVar(&c.syncBN, "sync-bn", false, "the same, with statistics over the batches of all ranks (SyncBatchNorm)")
 	flags.Float64Var(&c.lr, "lr", 1e-3, "learning rate")
 	flags.Uint64Var(&c.seed, "seed", 0, "seeds the data set and the first weights, on every rank alike")
 	flags.StringVar(&c.loss, "loss", "cross_entropy", "cross_entropy or mse. The tutorial's cross entropy over one output is always 0, so its model stays as it began; mse learns")
@@ -117,7 +128,7 @@ func run(ctx context.Context) error {
 	}
 	if !inRank || env.Rank == 0 {
 		// Known before hours of training, not after.
-		if err := checkpoint.CheckWritable(c.checkpoint); err != nil {
+		if err := checkpoint.CheckWritable(cmp.Or(c.snapshot, c.checkpoint)); err != nil {
 			return fmt.Errorf("the checkpoint cannot be saved: %w", err)
 		}
 	}

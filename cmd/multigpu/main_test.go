@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"os/exec"
@@ -18,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/goddp/goddp/checkpoint"
 	"github.com/goddp/goddp/internal/testenv"
 	"github.com/stretchr/testify/require"
 )
@@ -188,16 +190,15 @@ func TestTakenPort(t *testing.T) {
 	require.NotContains(t, stdout.String(), "Epoch")
 }
 
-// TestKilledRank: one rank dies by SIGKILL in the middle; the program says which, ends soon, and leaves no process.
-func TestKilledRank(t *testing.T) {
-	cmd, _, stderr := command(t, "1000000", "1000000", "--backend", "gloo", "--nproc-per-node", "2", "--dataset-size", "64")
+// startTraining starts a job that is to be ended, and waits until it trains.
+func startTraining(t *testing.T, cmd *exec.Cmd) {
+	t.Helper()
 	pipe, w, err := os.Pipe()
 	require.NoError(t, err)
-	defer pipe.Close()
+	t.Cleanup(func() { _ = pipe.Close() })
 	cmd.Stdout = w
 	require.NoError(t, cmd.Start())
 	require.NoError(t, w.Close())
-	// Wait for training to be under way.
 	buf := make([]byte, 1<<16)
 	for seen := ""; !strings.Contains(seen, "Epoch 20 "); {
 		n, err := pipe.Read(buf)
@@ -205,12 +206,17 @@ func TestKilledRank(t *testing.T) {
 		seen += string(buf[:n])
 	}
 	go func() { _, _ = io.Copy(io.Discard, pipe) }()
+}
+
+// TestKilledRank: one rank dies by SIGKILL in the middle; the program says which, ends soon, and leaves no process.
+func TestKilledRank(t *testing.T) {
+	cmd, _, stderr := command(t, "1000000", "1000000", "--backend", "gloo", "--nproc-per-node", "2", "--dataset-size", "64")
+	startTraining(t, cmd)
 	children := childrenOf(t, cmd.Process.Pid)
 	require.Len(t, children, 2)
 	require.NoError(t, syscall.Kill(children[1], syscall.SIGKILL))
 	start := time.Now()
-	err = cmd.Wait()
-	require.Error(t, err)
+	require.Error(t, cmd.Wait())
 	require.Less(t, time.Since(start), 15*time.Second)
 	require.Contains(t, stderr.String(), "SIGKILL")
 	require.Regexp(t, `rank 1`, stderr.String())
@@ -221,16 +227,14 @@ func TestKilledRank(t *testing.T) {
 
 // TestInterrupt: Ctrl-C ends all ranks.
 func TestInterrupt(t *testing.T) {
-	cmd, stdout, _ := command(t, "1000000", "1000000", "--backend", "gloo", "--nproc-per-node", "2", "--dataset-size", "64")
-	require.NoError(t, cmd.Start())
-	time.Sleep(2 * time.Second)
+	cmd, _, _ := command(t, "1000000", "1000000", "--backend", "gloo", "--nproc-per-node", "2", "--dataset-size", "64")
+	startTraining(t, cmd)
 	children := childrenOf(t, cmd.Process.Pid)
 	require.Len(t, children, 2)
 	require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
 	start := time.Now()
 	require.Error(t, cmd.Wait())
 	require.Less(t, time.Since(start), 15*time.Second)
-	require.Contains(t, stdout.String(), "Epoch")
 	for _, pid := range children {
 		require.ErrorIs(t, syscall.Kill(pid, 0), syscall.ESRCH)
 	}
@@ -277,4 +281,98 @@ func TestRankInEnvironment(t *testing.T) {
 	}
 	require.Contains(t, outs[0].String(), "Epoch 2 | Training checkpoint saved")
 	require.NotContains(t, outs[1].String(), "checkpoint")
+}
+
+// TestResume: a run that was stopped goes on with the next epoch and ends as one that was not.
+func TestResume(t *testing.T) {
+	args := []string{"--backend", "gloo", "--nproc-per-node", "2", "--dataset-size", "256", "--loss", "mse", "--lr", "0.05"}
+	run := func(dir, epochs string) string {
+		cmd, stdout, stderr := command(t, append([]string{epochs, "1", "--snapshot", "s.pt"}, args...)...)
+		cmd.Dir = dir
+		require.NoError(t, cmd.Run(), stderr.String())
+		return stdout.String()
+	}
+	whole, cut := t.TempDir(), t.TempDir()
+	require.NotContains(t, run(whole, "4"), "Resuming")
+	require.Contains(t, run(cut, "2"), "Epoch 1 | Training snapshot saved at s.pt")
+	out := run(cut, "4")
+	require.Contains(t, out, "[CPU0] Resuming training from snapshot at Epoch 2")
+	require.Contains(t, out, "[CPU1] Resuming training from snapshot at Epoch 2")
+	require.NotContains(t, out, "] Epoch 1 |")
+	require.Contains(t, out, "] Epoch 3 |")
+	load := func(dir string) (epoch int64, weight []float64) {
+		value, err := checkpoint.Load(filepath.Join(dir, "s.pt"), checkpoint.LoadOptions{})
+		require.NoError(t, err)
+		snapshot, err := checkpoint.SnapshotOf(value)
+		require.NoError(t, err)
+		require.NotNil(t, snapshot.Optimizer)
+		w, ok := snapshot.Model.Get("weight")
+		require.True(t, ok)
+		return snapshot.Epoch, w.Float64Values()
+	}
+	wantEpoch, want := load(whole)
+	epoch, got := load(cut)
+	require.EqualValues(t, 4, wantEpoch)
+	require.EqualValues(t, 4, epoch)
+	require.Equal(t, want, got)
+
+	cmd, _, stderr := command(t, append([]string{"6", "1", "--batch-norm", "--snapshot", "s.pt"}, args...)...)
+	cmd.Dir = cut
+	require.Error(t, cmd.Run())
+	require.Contains(t, stderr.String(), "resuming from s.pt: ")
+	require.Contains(t, stderr.String(), "Missing key(s)")
+}
+
+// TestSyncBatchNorm: two ranks with statistics over both train like one rank with batches of twice the size.
+func TestSyncBatchNorm(t *testing.T) {
+	train := func(args ...string) map[string][]float64 {
+		cmd, _, stderr := command(t, append([]string{"3", "2", "--backend", "gloo", "--dataset-size", "256", "--loss", "mse", "--lr", "0.05"}, args...)...)
+		require.NoError(t, cmd.Run(), stderr.String())
+		sd, err := checkpoint.LoadStateDictFile(filepath.Join(cmd.Dir, "checkpoint.pt"), checkpoint.LoadOptions{})
+		require.NoError(t, err)
+		out := map[string][]float64{}
+		for name, tensor := range sd.All() {
+			out[name] = tensor.Float64Values()
+		}
+		return out
+	}
+	whole := train("--nproc-per-node", "1", "--batch-size", "64", "--batch-norm")
+	shared := train("--nproc-per-node", "2", "--batch-size", "32", "--sync-bn")
+	own := train("--nproc-per-node", "2", "--batch-size", "32", "--batch-norm")
+	require.Len(t, whole, 7)
+	for name, want := range whole {
+		require.InDeltaSlice(t, want, shared[name], 1e-5, name)
+	}
+	require.Greater(t, math.Abs(whole["0.running_var"][0]-own["0.running_var"][0]), 1e-4, "each rank has seen its own half")
+}
+
+// TestUnderLaunchers: the same binary is a rank of goddp run and of Python's torchrun.
+func TestUnderLaunchers(t *testing.T) {
+	launchers := map[string]func(t *testing.T) []string{
+		"goddp run": func(t *testing.T) []string {
+			goddp := filepath.Join(t.TempDir(), "goddp")
+			out, err := exec.Command("go", "build", "-o", goddp, "../goddp").CombinedOutput()
+			require.NoError(t, err, string(out))
+			return []string{goddp, "run"}
+		},
+		"torchrun": func(t *testing.T) []string {
+			return []string{testenv.Python(t), "-m", "torch.distributed.run", "--no-python"}
+		},
+	}
+	for name, launcher := range launchers {
+		t.Run(name, func(t *testing.T) {
+			line := append(launcher(t), "--nproc-per-node", "2", program, "2", "1", "--backend", "gloo", "--dataset-size", "128", "--snapshot", "s.pt")
+			template, _, _ := command(t)
+			ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+			defer cancel()
+			cmd := exec.CommandContext(ctx, line[0], line[1:]...)
+			cmd.Dir, cmd.Env = template.Dir, append(template.Env, "OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo")
+			out, err := cmd.CombinedOutput()
+			require.NoError(t, err, string(out))
+			for _, text := range []string{"[CPU0] Epoch 1 | Batchsize: 32 | Steps: 2", "[CPU1] Epoch 1 |", "Epoch 1 | Training snapshot saved at s.pt"} {
+				require.Contains(t, string(out), text)
+			}
+			require.NotContains(t, string(out), "Training with 2 Gloo ranks", "it started no ranks of its own")
+		})
+	}
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 
 	"github.com/goddp/goddp/checkpoint"
 	"github.com/goddp/goddp/data"
@@ -43,12 +45,15 @@ func trainRank(ctx context.Context, env launch.Env, c config) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, trainer.model.Close()) }()
+	if err := trainer.loadSnapshot(); err != nil {
+		return err
+	}
 	return trainer.train(ctx)
 }
 
 // loadTrainObjs makes the data set, the model and the optimizer, in the tutorial's order: with the same seed Python
 // draws the same numbers.
-func loadTrainObjs(c config, device gotch.Device) (*data.TensorDataset, *nn.Linear, *optim.SGD, error) {
+func loadTrainObjs(c config, device gotch.Device) (*data.TensorDataset, nn.Module, *optim.SGD, error) {
 	if err := torchddp.ManualSeed(c.seed); err != nil {
 		return nil, nil, nil, err
 	}
@@ -56,7 +61,7 @@ func loadTrainObjs(c config, device gotch.Device) (*data.TensorDataset, *nn.Line
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	model, err := models.NewToyNet()
+	model, err := newModel(c)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -65,6 +70,18 @@ func loadTrainObjs(c config, device gotch.Device) (*data.TensorDataset, *nn.Line
 	}
 	optimizer, err := optim.NewSGD(model.NamedParameters(), optim.SGDOptions{LR: c.lr})
 	return set, model, optimizer, err
+}
+
+func newModel(c config) (nn.Module, error) {
+	toy, err := models.NewToyNet()
+	if err != nil || !c.batchNorm && !c.syncBN {
+		return toy, err
+	}
+	norm, err := nn.NewBatchNorm1d(20, nn.BatchNormOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return nn.NewSequential(norm, toy), nil
 }
 
 // prepareDataLoader gives this rank its share of the samples.
@@ -79,7 +96,7 @@ func prepareDataLoader(set *data.TensorDataset, c config, pg *torchddp.ProcessGr
 
 type trainer struct {
 	model     *torchddp.DDP
-	module    *nn.Linear
+	module    nn.Module
 	loader    *data.DataLoader[*data.Batch]
 	sampler   *data.DistributedSampler
 	optimizer *optim.SGD
@@ -87,10 +104,16 @@ type trainer struct {
 	rank      int
 	label     string // [GPU0] or [CPU0]
 	config    config
+	epochsRun int // before this start
 }
 
-func newTrainer(model *nn.Linear, loader *data.DataLoader[*data.Batch], sampler *data.DistributedSampler, optimizer *optim.SGD,
+func newTrainer(model nn.Module, loader *data.DataLoader[*data.Batch], sampler *data.DistributedSampler, optimizer *optim.SGD,
 	pg *torchddp.ProcessGroup, label string, c config) (*trainer, error) {
+	if c.syncBN {
+		if _, err := torchddp.ConvertSyncBatchNorm(model, pg); err != nil {
+			return nil, err
+		}
+	}
 	ddp, err := torchddp.NewDDP(model, pg, torchddp.DDPOptions{})
 	if err != nil {
 		return nil, err
@@ -99,11 +122,11 @@ func newTrainer(model *nn.Linear, loader *data.DataLoader[*data.Batch], sampler 
 	if c.loss == "mse" {
 		loss = nn.MSELoss{}.Forward
 	}
-	return &trainer{ddp, model, loader, sampler, optimizer, loss, pg.Rank(), label, c}, nil
+	return &trainer{ddp, model, loader, sampler, optimizer, loss, pg.Rank(), label, c, 0}, nil
 }
 
 func (t *trainer) train(ctx context.Context) error {
-	for epoch := range t.config.totalEpochs {
+	for epoch := t.epochsRun; epoch < t.config.totalEpochs; epoch++ {
 		if err := t.runEpoch(ctx, epoch); err != nil {
 			return err
 		}
@@ -150,9 +173,48 @@ func (t *trainer) runBatch(source, target *ts.Tensor) error {
 }
 
 func (t *trainer) saveCheckpoint(epoch int) error {
+	if t.config.snapshot != "" {
+		return t.saveSnapshot(epoch)
+	}
 	if err := checkpoint.Save(t.config.checkpoint, checkpoint.ModuleState(t.module)); err != nil {
 		return err
 	}
 	fmt.Printf("Epoch %d | Training checkpoint saved at %s\n", epoch, t.config.checkpoint)
+	return nil
+}
+
+// saveSnapshot saves what is needed to go on: the tutorial saves the model and the epoch, here the optimizer is with them.
+func (t *trainer) saveSnapshot(epoch int) error {
+	snapshot, err := checkpoint.Capture(int64(epoch)+1, 0, t.module, t.optimizer, nil, nil, nil)
+	if err != nil {
+		return err
+	}
+	if err := checkpoint.Save(t.config.snapshot, snapshot.Value()); err != nil {
+		return err
+	}
+	fmt.Printf("Epoch %d | Training snapshot saved at %s\n", epoch, t.config.snapshot)
+	return nil
+}
+
+// loadSnapshot goes on from the snapshot, on every rank alike, if there is one.
+func (t *trainer) loadSnapshot() error {
+	path := t.config.snapshot
+	if _, err := os.Stat(path); path == "" || errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	device := t.model.ProcessGroup().Device()
+	value, err := checkpoint.Load(path, checkpoint.LoadOptions{MapLocation: checkpoint.MapTo(device)})
+	if err != nil {
+		return err
+	}
+	snapshot, err := checkpoint.SnapshotOf(value)
+	if err == nil {
+		err = snapshot.Restore(t.module, t.optimizer, nil, nil, nil)
+	}
+	if err != nil {
+		return fmt.Errorf("resuming from %s: %w", path, err)
+	}
+	t.epochsRun = int(snapshot.Epoch)
+	fmt.Printf("[%s] Resuming training from snapshot at Epoch %d\n", t.label, t.epochsRun)
 	return nil
 }
