@@ -17,8 +17,6 @@ import (
 	"github.com/goddp/goddp/internal/testenv"
 )
 
-func TestMain(m *testing.M) { cptest.Main(m) }
-
 // compare is Python's view of two files: the same value, down to dtypes, strides, sharing and attributes.
 const compare = `
 import collections, sys, torch

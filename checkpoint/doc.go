@@ -25,12 +25,14 @@
 // # In a job
 //
 // [Manager] keeps a run's checkpoints: by step, the last few and the best, written by rank 0, beside training if
-// wanted. [Snapshot] is all that a run needs to go on bit for bit. [WatchPreemption] notes SIGTERM.
+// wanted. With [AgreeBy] no rank runs ahead of a save, and an error of rank 0's reaches all of them. [Snapshot] is all
+// that a run needs to go on bit for bit: optimizers, schedules, grad scalers and data loaders are its parts as they are.
+// [WatchPreemption] notes SIGTERM.
 //
 // # What goes wrong elsewhere
 //
-//   - Checksums are verified when a tensor is read; torch.load does not look at them. A mapped file ([LoadOptions].Mmap)
-//     is not read at once, so there call File.Verify.
+//   - Checksums are verified; torch.load does not look at them. A mapped file ([LoadOptions].Mmap) is read through once for
+//     that, unless [LoadOptions].SkipCRC says otherwise.
 //   - A file saved as ddp.state_dict() has "module." before every name: [StateDict.StripPrefix].
 //   - Saving copies nothing, so the tensors must not change meanwhile. [AsyncSaver] takes a copy first.
 //   - Python saves whole modules as code. Such a file is refused; save its state_dict().

@@ -4,10 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"runtime"
 	"sync"
-	"syscall"
 
 	"github.com/sugarme/gotch"
 	"github.com/sugarme/gotch/ts"
@@ -21,11 +19,14 @@ import (
 type LoadOptions struct {
 	// MapLocation moves storages to other devices: MapTo, MapDevices or a function.
 	MapLocation MapLocation
-	// Mmap maps the file instead of reading it: tensors on the CPU share the page cache, and each page is read when it
-	// is first used. Writing to such a tensor changes this process's copy only. Their CRCs are not checked, for that
-	// would read all of the file; call File.Verify for it. The file must not be changed in place meanwhile; Save never
-	// does that.
+	// Mmap maps the file instead of reading it: tensors on the CPU are pages of the page cache, which the ranks of a
+	// machine share. Writing to such a tensor changes this process's copy only. The file must not be changed in place
+	// meanwhile; Save never does that.
 	Mmap bool
+	// SkipCRC leaves out the check of mapped tensors, as torch.load does. Without it Load goes over the mapped pages once,
+	// and keeps none of them; with it the time does not depend on the size of the file, no page is read before it is used,
+	// and File.Verify can still check later. Tensors that are not mapped are checked in any case.
+	SkipCRC bool
 	// Limits bound what a hostile file can make the reader use.
 	Limits pickle.Limits
 }
@@ -253,6 +254,9 @@ func (l *loader) need(t *ptfile.Tensor) error {
 	return nil
 }
 
+// loadWorkers is how many storages are read at once.
+const loadWorkers = 4
+
 // fill makes and reads all storages. Memory is allocated as the reading goes on, by several workers, because the
 // first touch of fresh memory costs as much as the reading.
 func (l *loader) fill() error {
@@ -285,7 +289,7 @@ func (l *loader) fill() error {
 			mu.Unlock()
 		}
 	}
-	workers := min(runtime.GOMAXPROCS(0), 4, max(len(l.order), 1))
+	workers := min(runtime.GOMAXPROCS(0), loadWorkers, max(len(l.order), 1))
 	wg.Add(workers)
 	for range workers - 1 {
 		go work()
@@ -359,29 +363,6 @@ func (l *loader) upload(s *ptfile.Storage, dst *ts.Tensor) error {
 	}
 	pr.CloseWithError(err)
 	return err
-}
-
-// mapLeast is the size from which mapping beats reading: a mapping costs two system calls and a page fault.
-const mapLeast = 64 << 10
-
-// mapped maps a storage's pages, or gives nil for those that are better read.
-func (l *loader) mapped(s *ptfile.Storage) (*ts.Tensor, error) {
-	off, ok := s.Section()
-	if !ok || s.Bytes < mapLeast || off%8 != 0 || l.f.OS() == nil {
-		return nil, nil
-	}
-	page := int64(os.Getpagesize())
-	start := off &^ (page - 1)
-	pages, err := syscall.Mmap(int(l.f.OS().Fd()), start, int(off-start+s.Bytes), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE)
-	if err != nil {
-		return nil, nil // too many mappings, or a file system without them: read it
-	}
-	t, err := tdp.FromMmap(pages, uint64(off-start), uint64(s.Bytes))
-	if err != nil {
-		_ = syscall.Munmap(pages)
-		return nil, err
-	}
-	return t, nil
 }
 
 // convert gives v with tensors in place of their descriptions. Containers are new ones, shared where v shares them.

@@ -19,12 +19,41 @@ import (
 )
 
 // Agree meets the other ranks and gives every rank an error where one rank brought one. It is how a Manager waits
-// without knowing of process groups: an all-reduce of a flag will do, or [Barrier].
+// without knowing of process groups. [AgreeBy] makes one, [Barrier] a simpler one.
 type Agree func(ctx context.Context, mine error) error
 
 // Barrier makes an Agree of a barrier alone: the ranks wait for each other, but only the rank that failed learns of it.
 func Barrier(barrier func(ctx context.Context) error) Agree {
 	return func(ctx context.Context, mine error) error { return errors.Join(mine, barrier(ctx)) }
+}
+
+// AgreeBy makes an Agree of a function that gives every rank the texts of all ranks, in rank order:
+//
+//	agree := checkpoint.AgreeBy(pg.Rank(), func(mine string) ([]string, error) { return torchddp.AllGatherObject(pg, mine) })
+//
+// Where a rank fails, every rank gets an error that says which one and why.
+func AgreeBy(rank int, gather func(mine string) ([]string, error)) Agree {
+	return func(_ context.Context, mine error) error {
+		text := ""
+		if mine != nil {
+			text = cmp.Or(mine.Error(), "failed")
+		}
+		all, err := gather(text)
+		if err != nil {
+			return errors.Join(mine, fmt.Errorf("asking the other ranks: %w", err))
+		}
+		var errs []error
+		for r, text := range all {
+			switch {
+			case text == "":
+			case r == rank && mine != nil:
+				errs = append(errs, fmt.Errorf("rank %d: %w", r, mine))
+			default:
+				errs = append(errs, fmt.Errorf("rank %d: %s", r, text))
+			}
+		}
+		return errors.Join(errs...)
+	}
 }
 
 // ManagerOptions are the choices of NewManager.
@@ -108,6 +137,8 @@ func (m *Manager) Path(step int64) string {
 func (m *Manager) BestPath() string { return filepath.Join(m.opt.Dir, m.opt.Name+"-best.pt") }
 
 // Save saves v, on rank 0, as the checkpoint of a step. On the other ranks v is not looked at.
+//
+// ctx is for Agree alone. Rank 0 saves also when it is cancelled: a job that is being stopped is why one saves.
 func (m *Manager) Save(ctx context.Context, step int64, v any) error {
 	return m.save(ctx, step, v, nil)
 }
@@ -121,9 +152,7 @@ func (m *Manager) SaveBest(ctx context.Context, step int64, v any, metric float6
 func (m *Manager) save(ctx context.Context, step int64, v any, metric *float64) error {
 	var err error
 	if m.opt.Rank == 0 {
-		if err = ctx.Err(); err == nil {
-			err = m.write(step, v, metric)
-		}
+		err = m.write(step, v, metric)
 	}
 	if m.opt.Agree != nil {
 		return m.opt.Agree(ctx, err)

@@ -230,6 +230,43 @@ func TestAsyncSaveTakesACopy(t *testing.T) {
 	runtime.KeepAlive(x)
 }
 
+// One save is under way at most: the next waits for it, with its own copy still to be taken.
+func TestAsyncSaverHasOneInFlight(t *testing.T) {
+	dir := t.TempDir()
+	x := zeros(t, gotch.Float, 16)
+	b, err := tdp.HostBytes(x)
+	require.NoError(t, err)
+	var a AsyncSaver
+	started, gate := make(chan struct{}), make(chan struct{})
+	require.NoError(t, a.save(filepath.Join(dir, "0.pt"), NewDict().Set("x", x), func() error {
+		close(started)
+		<-gate
+		return nil
+	}))
+	<-started
+	second := make(chan error)
+	go func() { second <- a.Save(filepath.Join(dir, "1.pt"), NewDict().Set("x", x)) }()
+	b[0] = 7 // the second has copied nothing yet, and cannot
+	select {
+	case err := <-second:
+		t.Fatalf("the second save began beside the first: %v", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	require.NoFileExists(t, filepath.Join(dir, "1.pt"))
+	close(gate)
+	require.NoError(t, <-second)
+	require.NoError(t, a.Close())
+	v, err := Load(filepath.Join(dir, "1.pt"), LoadOptions{})
+	require.NoError(t, err)
+	y, err := Get[*ts.Tensor](v, "x")
+	require.NoError(t, err)
+	got, err := tdp.HostBytes(y)
+	require.NoError(t, err)
+	require.EqualValues(t, 7, got[0])
+	runtime.KeepAlive(y)
+	runtime.KeepAlive(x)
+}
+
 // A saver that is forgotten while it writes still writes the copy, not memory that the collector took back.
 func TestAsyncSaverMayBeForgotten(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.pt")
@@ -242,7 +279,7 @@ func TestAsyncSaverMayBeForgotten(t *testing.T) {
 		if _, err := os.Stat(path); err == nil {
 			break
 		}
-		require.Less(t, time.Since(start), time.Minute)
+		require.Less(t, time.Since(start), 5*time.Minute)
 	}
 	_, err := Load(path, LoadOptions{})
 	require.NoError(t, err)
@@ -266,10 +303,43 @@ func TestPreemption(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, over)
 	p.Stop()
+	p.Stop()
 
 	q := WatchPreemption(syscall.SIGUSR2)
 	q.Stop()
 	require.False(t, q.Requested())
+}
+
+// A launcher signals a rank and the group that the rank leads: the second signal is the first one's echo. A later one
+// is meant, and ends the process.
+func TestPreemptionTwice(t *testing.T) {
+	defer func(d time.Duration) { echo = d }(echo)
+	if os.Getenv("GODDP_TEST_TWICE") == "" {
+		echo = time.Hour
+		p := WatchPreemption(syscall.SIGTERM)
+		defer p.Stop()
+		for range 3 { // without a watch each of them would end this process
+			require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
+			<-p.Done()
+		}
+		require.True(t, p.Requested())
+
+		cmd := exec.Command(os.Args[0], "-test.run=^TestPreemptionTwice$")
+		cmd.Env = append(os.Environ(), "GODDP_TEST_TWICE=1")
+		out, err := cmd.CombinedOutput()
+		var exit *exec.ExitError
+		require.ErrorAs(t, err, &exit, string(out))
+		require.Equal(t, syscall.SIGTERM, exit.Sys().(syscall.WaitStatus).Signal(), string(out))
+		return
+	}
+	echo = time.Millisecond
+	p := WatchPreemption(syscall.SIGTERM)
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
+	<-p.Done()
+	<-p.armed
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
+	time.Sleep(10 * time.Second) // it comes to another thread than this one
+	t.Fatal("the second signal was ignored")
 }
 
 // SIGTERM during training: the loop saves between two steps and ends, and the next run goes on from there.

@@ -4,8 +4,10 @@ import (
 	"context"
 	"os"
 	"os/signal"
+	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 )
 
 // Preemption notes the signal with which cluster managers announce the end of a job, so that the training loop can
@@ -15,31 +17,52 @@ import (
 //	defer stop.Stop()
 //	for step := start; step < steps; step++ {
 //		train(step)
-//		if over, err := stop.Agreed(ctx, anyRank); err != nil || over {
-//			return errors.Join(err, manager.Save(ctx, step, snapshot.Value()))
+//		over, err := stop.Agreed(ctx, anyRank)
+//		if err != nil {
+//			return err
+//		}
+//		if over { // package launch has cancelled ctx by now
+//			err := manager.Save(context.WithoutCancel(ctx), step, snapshot.Value())
+//			return errors.Join(err, launch.ErrResume)
 //		}
 //	}
 //
-// A second signal ends the process at once.
+// A second signal ends the process at once, but not within a quarter of a second of the first one: launchers send it to
+// a rank and to the group of processes that the rank leads, so that it comes twice.
 type Preemption struct {
-	ch   chan os.Signal
-	done chan struct{}
-	got  atomic.Bool
-	stop atomic.Bool
+	ch    chan os.Signal
+	done  chan struct{}
+	armed chan struct{} // closed when the next signal acts as it would without us
+	quit  chan struct{}
+	got   atomic.Bool
+	stop  sync.Once
 }
+
+// echo is how long after the first signal another one is taken for the same. Tests choose another time.
+var echo = 250 * time.Millisecond
 
 // WatchPreemption notes the given signals, or SIGTERM.
 func WatchPreemption(signals ...os.Signal) *Preemption {
 	if len(signals) == 0 {
 		signals = []os.Signal{syscall.SIGTERM}
 	}
-	p := &Preemption{ch: make(chan os.Signal, 1), done: make(chan struct{})}
+	p := &Preemption{
+		ch: make(chan os.Signal, 1), done: make(chan struct{}), armed: make(chan struct{}), quit: make(chan struct{}),
+	}
 	signal.Notify(p.ch, signals...)
 	go func() {
-		if _, ok := <-p.ch; ok {
-			p.got.Store(true)
-			signal.Stop(p.ch) // the next one acts as it would without us
-			close(p.done)
+		defer close(p.armed)
+		defer signal.Stop(p.ch)
+		select {
+		case <-p.ch:
+		case <-p.quit:
+			return
+		}
+		p.got.Store(true)
+		close(p.done)
+		select {
+		case <-time.After(echo): // what comes until then stays in the channel, or finds it full
+		case <-p.quit:
 		}
 	}()
 	return p
@@ -63,9 +86,6 @@ func (p *Preemption) Agreed(ctx context.Context, anyRank func(ctx context.Contex
 
 // Stop lets the signals act as they would without p.
 func (p *Preemption) Stop() {
-	if p.stop.Swap(true) {
-		return
-	}
-	signal.Stop(p.ch)
-	close(p.ch)
+	p.stop.Do(func() { close(p.quit) })
+	<-p.armed
 }

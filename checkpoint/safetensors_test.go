@@ -72,7 +72,7 @@ func TestMappedTensorsArePrivate(t *testing.T) {
 	require.Zero(t, sum(t, x))
 }
 
-// A flipped bit is an error, which it is not in Python; in a mapped file Verify finds it.
+// A flipped bit is an error, which it is not in Python, in a mapped file too. Where the check was left out Verify finds it.
 func TestDamageIsNoticed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.pt")
 	require.NoError(t, Save(path, NewStateDict().Set("x", zeros(t, gotch.Float, 1<<16))))
@@ -80,14 +80,29 @@ func TestDamageIsNoticed(t *testing.T) {
 	require.NoError(t, err)
 	data[len(data)/2] ^= 4
 	require.NoError(t, os.WriteFile(path, data, 0o666))
-	_, err = Load(path, LoadOptions{})
-	require.ErrorIs(t, err, ErrChecksum)
-	require.ErrorContains(t, err, path)
-	require.ErrorContains(t, err, `"data/0"`)
-	f, err := Open(path, LoadOptions{Mmap: true})
+	for _, mmap := range []bool{false, true} {
+		_, err = Load(path, LoadOptions{Mmap: mmap})
+		require.ErrorIs(t, err, ErrChecksum)
+		require.ErrorContains(t, err, path)
+		require.ErrorContains(t, err, `"data/0"`)
+	}
+	f, err := Open(path, LoadOptions{Mmap: true, SkipCRC: true})
 	require.NoError(t, err)
 	defer f.Close()
 	_, err = f.Load()
 	require.NoError(t, err)
 	require.ErrorIs(t, f.Verify(), ErrChecksum)
+}
+
+// A file that another program cuts off while it is being mapped is an error, not the end of the process.
+func TestMappedFileIsCutOff(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x.pt")
+	require.NoError(t, Save(path, NewStateDict().Set("x", zeros(t, gotch.Float, 1<<20))))
+	f, err := Open(path, LoadOptions{Mmap: true})
+	require.NoError(t, err)
+	defer f.Close()
+	require.NoError(t, os.Truncate(path, 1<<20))
+	_, err = f.Load()
+	require.ErrorContains(t, err, "cut off")
+	require.ErrorContains(t, err, path)
 }

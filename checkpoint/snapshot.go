@@ -10,7 +10,8 @@ import (
 	"github.com/goddp/goddp/internal/tdp"
 )
 
-// Stateful is what has a state of its own beside tensors by name: optimizers, schedulers, grad scalers, samplers.
+// Stateful is what has a state of its own beside tensors by name: optimizers, schedulers, grad scalers, data loaders
+// (whose state is their sampler's place).
 type Stateful interface {
 	StateDict() (*Dict, error)
 	LoadStateDict(*Dict) error
@@ -31,7 +32,7 @@ type Snapshot struct {
 	Sampler     *Dict
 	// RNG are the random number generators of every rank, in rank order. Rank 0 gathers them before it saves.
 	RNG []*RNGState
-	// Extra holds further entries, such as the run's settings.
+	// Extra holds further entries, such as the run's settings, under names that are none of the parts'.
 	Extra *Dict
 }
 

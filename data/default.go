@@ -95,7 +95,10 @@ func setState(g *tdp.Generator, state []byte) error {
 // libtorch's takes g's place for the call.
 func multinomial(weights []float64, n int, replacement bool, g *Generator) ([]int, error) {
 	gen, err := tdp.DefaultGenerator(gotch.CPU)
-	if g != nil {
+	if g == nil {
+		defaultMu.Lock()
+		defer defaultMu.Unlock()
+	} else {
 		if gen, err = tdp.NewGenerator(gotch.CPU); err == nil {
 			err = setState(gen, g.State())
 		}

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/goddp/goddp/checkpoint/pickle"
 	"github.com/goddp/goddp/data"
 	"github.com/goddp/goddp/internal/tdp"
 	"github.com/stretchr/testify/require"
@@ -206,7 +207,7 @@ func TestLoaderHangingSample(t *testing.T) {
 		}
 		return nil
 	}}
-	l, err := data.NewDataLoader(hang, data.Options{Workers: 2, Timeout: 50 * time.Millisecond})
+	l, err := data.NewDataLoader(hang, data.Options{Workers: 2, Timeout: 2 * time.Second}) // far above what five samples take
 	require.NoError(t, err)
 	var last error
 	seen := 0
@@ -611,4 +612,65 @@ func TestConcurrentLoops(t *testing.T) {
 		break
 	}
 	require.Len(t, pass(t, l), 20)
+}
+
+// A loader is a part of a snapshot: its state goes through a checkpoint's dict and back.
+func TestStateDict(t *testing.T) {
+	for _, sampler := range []func() data.Sampler{
+		func() data.Sampler {
+			s, err := data.NewDistributedSampler(53, data.DistributedOptions{Replicas: 2, Rank: 1, Seed: 4})
+			require.NoError(t, err)
+			return s
+		},
+		func() data.Sampler {
+			s, err := data.NewRandomSampler(53, data.RandomOptions{Generator: data.NewGenerator(8)})
+			require.NoError(t, err)
+			return s
+		},
+	} {
+		open := func() *data.DataLoader[*data.Batch] {
+			l, err := data.NewDataLoader(probe{n: 53}, data.Options{BatchSize: 3, Sampler: sampler(), Workers: 2})
+			require.NoError(t, err)
+			l.SetEpoch(3)
+			return l
+		}
+		require.NoError(t, tdp.ManualSeed(5))
+		want := pass(t, open())
+		require.NoError(t, tdp.ManualSeed(5))
+		first := open()
+		var got []string
+		var state *pickle.Dict
+		for b, err := range first.All(context.Background()) {
+			require.NoError(t, err)
+			if got = append(got, values(t, b)); len(got) == 4 {
+				state, err = first.StateDict()
+				require.NoError(t, err)
+				break
+			}
+		}
+		require.NoError(t, first.Close())
+		bytes, err := pickle.Marshal(state, pickle.EncodeOptions{})
+		require.NoError(t, err)
+		read, err := pickle.Unmarshal(bytes, pickle.DecodeOptions{})
+		require.NoError(t, err)
+		for _, d := range []*pickle.Dict{state, read.(*pickle.Dict)} {
+			second := open()
+			require.NoError(t, second.LoadStateDict(d))
+			second.SetEpoch(3)
+			require.Equal(t, want, slices.Concat(got, pass(t, second)))
+			require.NoError(t, second.Close())
+		}
+	}
+	l, err := data.NewDataLoader(probe{n: 3}, data.Options{})
+	require.NoError(t, err)
+	for want, d := range map[string]*pickle.Dict{
+		`"running"`: pickle.NewDict(),
+		`"kind"`:    pickle.NewDict().Set("running", true).Set("base_seed", int64(1)).Set("sampler", pickle.NewDict()),
+		`"sampler"`: pickle.NewDict().Set("running", true).Set("base_seed", int64(1)).Set("sampler", "x"),
+	} {
+		err := l.LoadStateDict(d)
+		require.ErrorIs(t, err, data.ErrState)
+		require.ErrorContains(t, err, want)
+	}
+	require.ErrorIs(t, l.LoadStateDict(nil), data.ErrState)
 }

@@ -273,6 +273,41 @@ print(torch.rand(1, generator=g).item(), torch.empty((), dtype=torch.int64).rand
 	}
 }
 
+// A sampler with a generator of its own leaves the default one alone: what else draws from that, at the same time too,
+// gets its usual numbers.
+func TestWeightedSamplerOwnGenerator(t *testing.T) {
+	draw := func(n int) (out []int64) {
+		def, err := tdp.DefaultGenerator(gotch.CPU)
+		require.NoError(t, err)
+		for range n {
+			x, err := def.Random64()
+			require.NoError(t, err)
+			out = append(out, x)
+		}
+		return out
+	}
+	require.NoError(t, tdp.ManualSeed(3))
+	want := draw(2000)
+	indices := func() []int {
+		s, err := data.NewWeightedRandomSampler([]float64{1, 2, 3, 4}, data.WeightedOptions{NumSamples: 50, Generator: data.NewGenerator(6)})
+		require.NoError(t, err)
+		return slices.Collect(s.All())
+	}
+	alone := indices()
+	require.Len(t, alone, 50)
+	require.NoError(t, tdp.ManualSeed(3))
+	done := make(chan []int)
+	go func() {
+		var all []int
+		for range 40 {
+			all = append(all, indices()...)
+		}
+		done <- all
+	}()
+	require.Equal(t, want, draw(2000))
+	require.Equal(t, slices.Repeat(alone, 40), <-done)
+}
+
 func TestSamplerErrors(t *testing.T) {
 	_, err := data.NewDistributedSampler(10, data.DistributedOptions{Replicas: 3, Rank: 3})
 	require.ErrorContains(t, err, "Invalid rank 3, rank should be in the interval [0, 2]")

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -155,4 +156,120 @@ new: only in the second (1)
 	require.False(t, differ, "a NaN equals itself")
 	_, err = Diff(&out, a, filepath.Join(dir, "none"), DiffOptions{})
 	require.Error(t, err)
+}
+
+// What is no checkpoint, or only half of one, is an error with the file's name in each of the three commands, and
+// leaves nothing behind.
+func TestOddFiles(t *testing.T) {
+	dir := t.TempDir()
+	whole, err := os.ReadFile(data + "linear.ckpt")
+	require.NoError(t, err)
+	put := func(name string, b []byte) string {
+		path := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(path, b, 0o666))
+		return path
+	}
+	pipe := filepath.Join(dir, "pipe.pt")
+	require.NoError(t, syscall.Mkfifo(pipe, 0o666))
+	damaged := bytes.Clone(whole)
+	damaged[bytes.Index(damaged, []byte("linear/data/0"))+80] ^= 1
+	python := filepath.Join(dir, "script.pt")
+	testenv.RunPython(t, `
+import sys, torch
+torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), sys.argv[1])`, python)
+	good := put("good.pt", whole)
+	for path, want := range map[string]string{
+		put("empty.pt", nil):                                                      "too short",
+		put("short.pt", []byte("PK")):                                             "too short",
+		put("text.pt", []byte("epoch,loss\n1,0.5\n")):                             "neither a zip archive nor a pickle",
+		put("cut.pt", whole[:len(whole)-40]):                                      "cut off",
+		put("zeros.pt", make([]byte, 4096)):                                       "neither a zip archive nor a pickle",
+		put("code.pt", []byte("\x80\x02cos\nsystem\n(S'true'\ntR.")):              "",
+		put("x.safetensors", whole):                                               "",
+		put("y.safetensors", []byte("\xff\xff\xff\xff\xff\xff\xff\x7f{}")):        "",
+		put("z.safetensors", []byte("\x08\x00\x00\x00\x00\x00\x00\x00{\"a\":1}")): "",
+		filepath.Join(dir, "none.pt"):                                             "no such file",
+		dir:                                                                       "a folder",
+		pipe:                                                                      "a device, pipe or socket",
+		"/dev/null":                                                               "a device, pipe or socket",
+		python:                                                                    "TorchScript",
+	} {
+		var out bytes.Buffer
+		err := Show(&out, path, ShowOptions{})
+		require.ErrorContains(t, err, want, path)
+		require.ErrorContains(t, err, path)
+		require.Empty(t, out.String(), "nothing is shown of %s", path)
+		require.ErrorContains(t, Convert(path, filepath.Join(dir, "to.pt"), ConvertOptions{}), want, path)
+		require.NoFileExists(t, filepath.Join(dir, "to.pt"))
+		for _, pair := range [][2]string{{path, good}, {good, path}} {
+			_, err := Diff(&out, pair[0], pair[1], DiffOptions{})
+			require.ErrorContains(t, err, want, path)
+		}
+	}
+	// A flipped bit of a tensor is told of where the tensors are read.
+	bad := put("damaged.pt", damaged)
+	var out bytes.Buffer
+	require.ErrorContains(t, Show(&out, bad, ShowOptions{Verify: true}), "checksum mismatch")
+	require.ErrorContains(t, Convert(bad, filepath.Join(dir, "to.safetensors"), ConvertOptions{}), "checksum mismatch")
+	require.NoFileExists(t, filepath.Join(dir, "to.safetensors"))
+	_, err = Diff(&out, good, bad, DiffOptions{})
+	require.ErrorContains(t, err, "checksum mismatch")
+
+	// In place, which reads and writes one file; and options that fit nothing.
+	require.NoError(t, Convert(good, good, ConvertOptions{}))
+	differ, err := Diff(&out, good, data+"linear.ckpt", DiffOptions{})
+	require.NoError(t, err)
+	require.False(t, differ)
+	require.ErrorContains(t, Convert(good, filepath.Join(dir, "to.pt"), ConvertOptions{StripPrefix: "modul."}), `no name begins with "modul."`)
+	require.ErrorContains(t, Convert(good, filepath.Join(dir, "no", "to.pt"), ConvertOptions{}), "no such file or directory")
+	_, err = Diff(&out, good, good, DiffOptions{Tolerance: -1})
+	require.ErrorContains(t, err, "tolerance")
+	for key, want := range map[string]string{
+		"optimizer/param_groups/7":      "none of 2 items",
+		"optimizer/param_groups/x":      "none of 2 items",
+		"optimizer/param_groups/0/lr/y": "no keys",
+		"optimizer/0":                   "the keys are state, param_groups",
+	} {
+		require.ErrorContains(t, Show(&out, data+"train_adamw.ckpt", ShowOptions{Key: key}), want)
+	}
+	require.Contains(t, show(t, data+"train_adamw.ckpt", ShowOptions{Key: "optimizer/param_groups/1/betas"}), "0.999")
+}
+
+// Values that look alike and are not: neighbours beyond 2^53, sizes, devices; and sets, whose order means nothing.
+func TestDiffOfAlikes(t *testing.T) {
+	dir := t.TempDir()
+	a, b := filepath.Join(dir, "a.pt"), filepath.Join(dir, "b.pt")
+	testenv.RunPython(t, `
+import sys, torch
+x = {"seed": 2**60, "ids": torch.tensor([2**60, 1]), "size": torch.Size([1, 2]), "device": torch.device("cuda:0"), "set": {"a", "b", "c"}, "dtype": torch.half,
+     "bytes": b"ab", "text": "x" * 300, "huge": 2**80, "flag": True, "same": torch.Size([4]), "zero": 0.0}
+y = dict(x, seed=2**60 + 1, ids=torch.tensor([2**60 + 1, 1]), size=torch.Size([1, 3]), device=torch.device("cuda:1"), set={"c", "b", "a"}, dtype=torch.bfloat16,
+     bytes=b"ac", text="x" * 299 + "y", huge=2**80 + 1, flag=1, zero=-0.0)
+torch.save(x, sys.argv[1])
+torch.save(y, sys.argv[2])`, a, b)
+	var out bytes.Buffer
+	differ, err := Diff(&out, a, b, DiffOptions{})
+	require.NoError(t, err)
+	require.True(t, differ)
+	var names []string
+	for line := range strings.Lines(out.String()) {
+		name, _, _ := strings.Cut(line, ":")
+		name, _, _ = strings.Cut(name, "/")
+		names = append(names, name)
+	}
+	require.Equal(t, []string{"seed", "ids", "size", "device", "dtype", "bytes", "text", "huge", "flag"}, names, out.String())
+	require.Contains(t, out.String(), "ids: 1 of 2 elements differ, by up to 1\n")
+}
+
+// Two names that a prefix tells apart are not made one.
+func TestConvertKeepsNamesApart(t *testing.T) {
+	dir := t.TempDir()
+	from, to := filepath.Join(dir, "a.pt"), filepath.Join(dir, "b")
+	testenv.RunPython(t, `
+import sys, torch
+torch.save({"module.w": torch.ones(1), "w": torch.zeros(1)}, sys.argv[1])`, from)
+	require.ErrorContains(t, Convert(from, to+".pt", ConvertOptions{StripPrefix: "module."}), `two entries are named w`)
+	require.ErrorContains(t, Convert(from, to+".safetensors", ConvertOptions{StripPrefix: "module."}), "w")
+	require.NoFileExists(t, to+".pt")
+	require.NoFileExists(t, to+".safetensors")
 }

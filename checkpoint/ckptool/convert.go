@@ -41,6 +41,9 @@ func Convert(from, to string, opt ConvertOptions) error {
 	}
 	defer f.Close()
 	v, err := find(f.Value, opt.Key)
+	if err == nil {
+		err = hasPrefix(v, opt.StripPrefix)
+	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", from, err)
 	}
@@ -53,6 +56,21 @@ func Convert(from, to string, opt ConvertOptions) error {
 		return fmt.Errorf("%s to %s: %w", from, to, err)
 	}
 	return nil
+}
+
+// hasPrefix makes sure that there is a name to take the prefix from: a mistyped one would do nothing.
+func hasPrefix(v any, prefix string) error {
+	if prefix == "" {
+		return nil
+	}
+	if d, ok := v.(*pickle.Dict); ok {
+		for name := range d.Strings() {
+			if strings.HasPrefix(name, prefix) {
+				return nil
+			}
+		}
+	}
+	return fmt.Errorf("no name begins with %q; choose the part that has such names with --key", prefix)
 }
 
 func (f *file) toSafetensors(v any, to string, opt ConvertOptions) error {
@@ -80,14 +98,15 @@ func (f *file) toSafetensors(v any, to string, opt ConvertOptions) error {
 
 func (f *file) toTorch(v any, to string, opt ConvertOptions) error {
 	if opt.StripPrefix != "" {
-		d, ok := v.(*pickle.Dict)
-		if !ok {
-			return fmt.Errorf("there are no names to take %q from", opt.StripPrefix)
-		}
+		d := v.(*pickle.Dict)
 		out := &pickle.Dict{Kind: d.Kind}
 		for k, item := range d.All() {
-			if name, ok := k.(string); ok {
+			name, ok := k.(string)
+			if ok {
 				k = strings.TrimPrefix(name, opt.StripPrefix)
+			}
+			if _, taken := out.Get(k); taken {
+				return fmt.Errorf("without %q two entries are named %s", opt.StripPrefix, plain(k))
 			}
 			if err := out.Put(k, item); err != nil {
 				return err

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/goddp/goddp/checkpoint/pickle"
@@ -23,6 +24,9 @@ type file struct {
 }
 
 func open(path string) (*file, error) {
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a file that holds a checkpoint, but %s", path, modeName(info.Mode()))
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -53,6 +57,13 @@ func open(path string) (*file, error) {
 	return &file{p, path, format, nil}, nil
 }
 
+func modeName(m os.FileMode) string {
+	if m.IsDir() {
+		return "a folder"
+	}
+	return "a device, pipe or socket"
+}
+
 // tensorOf gives the tensor in a leaf, or nil.
 func tensorOf(v any) *ptfile.Tensor {
 	switch x := v.(type) {
@@ -64,27 +75,38 @@ func tensorOf(v any) *ptfile.Tensor {
 	return nil
 }
 
-// find follows a key such as "model" or "optimizer/state/0". Keys with dots are one step.
+// find follows a key such as "model", "optimizer/state/0" or "optimizer/param_groups/0/lr". A key with dots is one
+// step.
 func find(v any, key string) (any, error) {
 	if key == "" {
 		return v, nil
 	}
 	for _, step := range strings.Split(key, "/") {
-		d, ok := v.(*pickle.Dict)
-		if !ok {
-			return nil, fmt.Errorf("there is no %q: %s is not a dict", key, step)
-		}
-		next, ok := d.Get(step)
-		if !ok {
-			var n int64
-			if _, err := fmt.Sscanf(step, "%d", &n); err == nil {
-				next, ok = d.Get(n)
+		number, err := strconv.ParseInt(step, 10, 64)
+		isNumber := err == nil
+		var items []any
+		switch x := v.(type) {
+		case *pickle.Dict:
+			next, ok := x.Get(step)
+			if !ok && isNumber {
+				next, ok = x.Get(number)
 			}
+			if !ok {
+				return nil, fmt.Errorf("there is no %q; the keys are %s", key, strings.Join(keys(x), ", "))
+			}
+			v = next
+			continue
+		case *pickle.List:
+			items = x.Items
+		case *pickle.Tuple:
+			items = x.Items
+		default:
+			return nil, fmt.Errorf("there is no %q: what should hold %q has no keys", key, step)
 		}
-		if !ok {
-			return nil, fmt.Errorf("there is no %q; the keys are %s", key, strings.Join(keys(d), ", "))
+		if !isNumber || number < 0 || number >= int64(len(items)) {
+			return nil, fmt.Errorf("there is no %q: %q is none of %d items", key, step, len(items))
 		}
-		v = next
+		v = items[number]
 	}
 	return v, nil
 }
@@ -115,7 +137,7 @@ func tensors(v any) ([]safetensors.Tensor, error) {
 			out = append(out, safetensors.Tensor{Name: name, Tensor: t})
 		default:
 			other = append(other, plain(k))
-			if inner, err := tensors(v); err == nil && len(inner) > 0 {
+			if holdsTensors(v) {
 				candidates = append(candidates, "--key "+plain(k))
 			}
 		}
@@ -128,6 +150,20 @@ func tensors(v any) ([]safetensors.Tensor, error) {
 		hint = "; choose a part with " + strings.Join(candidates, " or ")
 	}
 	return nil, fmt.Errorf("it holds more than named tensors (%s)%s", strings.Join(other[:min(len(other), 8)], ", "), hint)
+}
+
+// holdsTensors tells whether v is a dict of named tensors and nothing else.
+func holdsTensors(v any) bool {
+	d, ok := v.(*pickle.Dict)
+	if !ok || d.Len() == 0 {
+		return false
+	}
+	for k, v := range d.All() {
+		if _, isText := k.(string); !isText || tensorOf(v) == nil {
+			return false
+		}
+	}
+	return true
 }
 
 // plain shows a key; what could disturb a terminal is quoted.

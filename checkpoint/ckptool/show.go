@@ -231,7 +231,13 @@ func (s *shower) leaf(v any) string {
 	case *ptfile.Tensor:
 		return s.tensor(x)
 	case *pickle.Object:
-		return x.Func.String() + "(…)"
+		if x.Args == nil || len(x.Args.Items) == 0 {
+			return x.Func.String() + "()"
+		}
+		if t, ok := x.Args.Items[0].(*pickle.Tuple); ok && len(x.Args.Items) == 1 && flat(t.Items) {
+			return x.Func.String() + "((" + s.short(t.Items) + "))" // torch.Size
+		}
+		return x.Func.String() + "(" + s.short(x.Args.Items) + ")"
 	case *pickle.Dict:
 		return fmt.Sprintf("%v of %d", x.Kind, x.Len())
 	case *pickle.List:

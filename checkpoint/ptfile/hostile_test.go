@@ -21,9 +21,10 @@ import (
 	"github.com/goddp/goddp/checkpoint/pickle"
 )
 
-// Bounds for one hostile file of at most a few megabytes.
+// Bounds for one hostile file of at most a few megabytes. Each takes about a second on an idle machine; the bound is for
+// what would take hours.
 const (
-	mostTime   = 5 * time.Second
+	mostTime   = 3 * time.Minute
 	mostMemory = 1 << 30
 )
 

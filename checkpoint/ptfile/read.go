@@ -46,6 +46,10 @@ type File struct {
 
 // Open opens a file and reads everything but the storages. Close it when no storage is needed any more.
 func Open(path string, opt ReadOptions) (*File, error) {
+	// Opening a pipe would wait for its other end.
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a regular file", path)
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -54,10 +58,6 @@ func Open(path string, opt ReadOptions) (*File, error) {
 	if err != nil {
 		f.Close()
 		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		f.Close()
-		return nil, fmt.Errorf("%s is not a regular file", path)
 	}
 	file, err := Read(f, info.Size(), opt)
 	if err != nil {

@@ -257,6 +257,21 @@ func (s *Storage) Section() (offset int64, ok bool) {
 	return 0, false
 }
 
+// HasCRC tells whether the file has a checksum of the storage's bytes.
+func (s *Storage) HasCRC() bool {
+	z, ok := s.src.(zipSource)
+	return ok && z.rec.HasCRC()
+}
+
+// CheckCRC compares the CRC-32 (IEEE) of the bytes that Section names, read in some other way, with the file's. It is nil
+// where the file has none.
+func (s *Storage) CheckCRC(sum uint32) error {
+	if z, ok := s.src.(zipSource); ok {
+		return z.rec.CheckCRC(sum)
+	}
+	return nil
+}
+
 // Rows streams t's elements in row-major order, whatever its strides, in little endian.
 func (t *Tensor) Rows(w io.Writer) error {
 	if t.Storage == nil {

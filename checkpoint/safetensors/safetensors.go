@@ -63,14 +63,15 @@ type File struct {
 
 // Open opens a file and reads its header.
 func Open(path string) (*File, error) {
+	// Opening a pipe would wait for its other end.
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a regular file", path)
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = errors.New("not a regular file")
-	}
 	if err != nil {
 		f.Close()
 		return nil, err

@@ -50,7 +50,7 @@ func (c *composite) partsEntry() entry {
 	return entry{"_schedulers", func() any {
 		l := pickle.NewList()
 		for _, p := range c.parts {
-			l.Items = append(l.Items, p.StateDict())
+			l.Items = append(l.Items, p.state())
 		}
 		return l
 	}, func(v any) error {
@@ -138,7 +138,9 @@ func (s *SequentialLR) entries() []entry {
 }
 
 // StateDict is the schedule's state in Python's layout.
-func (s *SequentialLR) StateDict() *pickle.Dict { return dictOf(s.entries()) }
+func (s *SequentialLR) StateDict() (*pickle.Dict, error) { return s.state(), nil }
+
+func (s *SequentialLR) state() *pickle.Dict { return dictOf(s.entries()) }
 
 // LoadStateDict continues from a state that StateDict, here or in Python, gave.
 func (s *SequentialLR) LoadStateDict(d *pickle.Dict) error { return load(s.entries(), d) }
@@ -190,7 +192,9 @@ func (s *ChainedScheduler) entries() []entry {
 }
 
 // StateDict is the schedule's state in Python's layout.
-func (s *ChainedScheduler) StateDict() *pickle.Dict { return dictOf(s.entries()) }
+func (s *ChainedScheduler) StateDict() (*pickle.Dict, error) { return s.state(), nil }
+
+func (s *ChainedScheduler) state() *pickle.Dict { return dictOf(s.entries()) }
 
 // LoadStateDict continues from a state that StateDict, here or in Python, gave.
 func (s *ChainedScheduler) LoadStateDict(d *pickle.Dict) error { return load(s.entries(), d) }

@@ -171,7 +171,9 @@ func (s *ReduceLROnPlateau) entries() []entry {
 }
 
 // StateDict is the schedule's state in Python's layout.
-func (s *ReduceLROnPlateau) StateDict() *pickle.Dict { return dictOf(s.entries()) }
+func (s *ReduceLROnPlateau) StateDict() (*pickle.Dict, error) { return s.state(), nil }
+
+func (s *ReduceLROnPlateau) state() *pickle.Dict { return dictOf(s.entries()) }
 
 // LoadStateDict continues from a state that StateDict, here or in Python, gave.
 func (s *ReduceLROnPlateau) LoadStateDict(d *pickle.Dict) error {

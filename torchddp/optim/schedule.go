@@ -17,11 +17,12 @@ type Scheduler interface {
 	// LastLR are the learning rates that the last step set, one a group.
 	LastLR() []float64
 	// StateDict is the schedule's state in Python's layout.
-	StateDict() *pickle.Dict
+	StateDict() (*pickle.Dict, error)
 	// LoadStateDict continues from such a state. It does not change the optimizer, whose own state has the rate.
 	LoadStateDict(state *pickle.Dict) error
 
 	optimizer() Optimizer
+	state() *pickle.Dict
 	initialStep() error
 	undo()
 	updateTo(epoch int64) error
@@ -144,7 +145,9 @@ func (s *schedule) entries() []entry {
 }
 
 // StateDict is the schedule's state in Python's layout.
-func (s *schedule) StateDict() *pickle.Dict { return dictOf(s.entries()) }
+func (s *schedule) StateDict() (*pickle.Dict, error) { return s.state(), nil }
+
+func (s *schedule) state() *pickle.Dict { return dictOf(s.entries()) }
 
 // LoadStateDict continues from a state that StateDict, here or in Python, gave.
 func (s *schedule) LoadStateDict(d *pickle.Dict) error { return load(s.entries(), d) }

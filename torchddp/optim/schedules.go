@@ -38,9 +38,11 @@ func NewLambdaLR(o Optimizer, lambdas ...func(epoch int) float64) (*LambdaLR, er
 }
 
 // StateDict is the schedule's state in Python's layout. Functions are not saved.
-func (s *LambdaLR) StateDict() *pickle.Dict {
+func (s *LambdaLR) StateDict() (*pickle.Dict, error) { return s.state(), nil }
+
+func (s *LambdaLR) state() *pickle.Dict {
 	none := pickle.NewList(make([]any, len(s.baseLRs))...)
-	return s.schedule.StateDict().Set("lr_lambdas", none)
+	return s.schedule.state().Set("lr_lambdas", none)
 }
 
 // StepLR multiplies the rate by Gamma every StepSize steps.

@@ -160,7 +160,7 @@ func (rec *Record) ReadInto(dst []byte) error {
 	if n, _ := src.Read(one[:]); n > 0 {
 		return fmt.Errorf("%w: record %q is longer than the directory says", ErrFormat, rec.Name)
 	}
-	return rec.check(crc32.ChecksumIEEE(dst))
+	return rec.CheckCRC(crc32.ChecksumIEEE(dst))
 }
 
 func (rec *Record) readStored(dst []byte) error {
@@ -175,7 +175,7 @@ func (rec *Record) readStored(dst []byte) error {
 		}
 		at += len(part)
 	}
-	return rec.check(crc)
+	return rec.CheckCRC(crc)
 }
 
 func (rec *Record) cut(err error) error {
@@ -186,7 +186,11 @@ func (rec *Record) cut(err error) error {
 	return fmt.Errorf("record %q: %w", rec.Name, err)
 }
 
-func (rec *Record) check(crc uint32) error {
+// HasCRC tells whether the archive has a checksum of the payload.
+func (rec *Record) HasCRC() bool { return !rec.r.NoCRC }
+
+// CheckCRC compares a payload's CRC-32 (IEEE) with the archive's, where that has one.
+func (rec *Record) CheckCRC(crc uint32) error {
 	if rec.r.NoCRC || crc == rec.CRC {
 		return nil
 	}
@@ -211,7 +215,7 @@ func (rec *Record) ReadAll(limit int64) ([]byte, error) {
 		if int64(len(data)) != rec.Size {
 			return nil, fmt.Errorf("%w: record %q has another size than the directory says", ErrFormat, rec.Name)
 		}
-		return data, rec.check(crc32.ChecksumIEEE(data))
+		return data, rec.CheckCRC(crc32.ChecksumIEEE(data))
 	}
 	data := make([]byte, rec.Size)
 	return data, rec.ReadInto(data)
@@ -232,7 +236,7 @@ func (rec *Record) WriteTo(w io.Writer) (int64, error) {
 	if n != rec.Size {
 		return n, fmt.Errorf("%w: record %q has %d bytes, the directory says %d", ErrFormat, rec.Name, n, rec.Size)
 	}
-	return n, rec.check(crc.Sum32())
+	return n, rec.CheckCRC(crc.Sum32())
 }
 
 // Verify reads the record and checks its CRC.
