@@ -89,16 +89,22 @@ var resNets = []struct {
 	{"wide_resnet101_2", NewWideResNet101x2},
 }
 
+// ResNets are the names that NewResNet knows.
+func ResNets() (names []string) {
+	for _, r := range resNets {
+		names = append(names, r.name)
+	}
+	return names
+}
+
 // NewResNet makes a network by torchvision's name, such as "resnet50".
 func NewResNet(name string, o ResNetOptions) (*ResNet, error) {
-	var known []string
 	for _, r := range resNets {
 		if r.name == name {
 			return r.make(o)
 		}
-		known = append(known, r.name)
 	}
-	return nil, fmt.Errorf("%w: no network is called %q; there are %v", tdp.ErrValue, name, known)
+	return nil, fmt.Errorf("%w: no network is called %q; there are %v", tdp.ErrValue, name, ResNets())
 }
 
 // builder makes the modules in the order in which torchvision does, so that the same random numbers are drawn.
