@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -96,7 +97,8 @@ func Main(run func(context.Context) error) int {
 var errGoexit = errors.New("launch: the goroutine ended by runtime.Goexit")
 
 // Run calls fn as one rank of a job: in this process when the environment already makes it a rank (see [FromEnv]),
-// or else in n processes that Spawn starts. n and opts are not looked at in the first case.
+// or else in n processes that Spawn starts. n and opts are not looked at in the first case. In a task of Slurm or Open
+// MPI it sets torchrun's variables, for torchddp.InitProcessGroup and whatever else asks.
 func Run(ctx context.Context, n int, fn func(context.Context, Env) error, opts ...SpawnOptions) error {
 	if c := process.spawned(); c != nil && !c.entered {
 		return Spawn(ctx, n, fn, opts...)
@@ -107,6 +109,15 @@ func Run(ctx context.Context, n int, fn func(context.Context, Env) error, opts .
 	}
 	if !isRank {
 		return Spawn(ctx, n, fn, opts...)
+	}
+	if env.Source == SourceSlurm || env.Source == SourceOpenMPI {
+		// InitProcessGroup looks for torchrun's variables.
+		for _, v := range env.Environ() {
+			name, value, _ := strings.Cut(v, "=")
+			if err := os.Setenv(name, value); err != nil {
+				return fmt.Errorf("launch: %s: %w", v, err)
+			}
+		}
 	}
 	runtime.LockOSThread()
 	ctx, cancel := process.watch(ctx)

@@ -154,8 +154,8 @@ func (c *config) print(w io.Writer, pg *torchddp.ProcessGroup, dp, ddp figures, 
 	_, err := fmt.Fprintf(w, "\n%s.\n"+
 		"DataParallel copied %s MiB of weights and buffers to the other replicas before every forward, and collected\n"+
 		"their gradients on the first one after every backward; DDP copied weights once, before the first step, and its\n"+
-		"%d %s average gradients while backward still runs. Both trained the same: after %d steps their weights differ\n"+
-		"by %.1e at most, which is rounding and grows with every step.\n",
+		"%d %s average gradients while backward still runs. Both train the same: after %d steps their weights differ\n"+
+		"by %.1e at most. They add up gradients in different orders, and what that changes grows with every step.\n",
 		verdict, mib(copied), n, place, c.warmup+c.rounds*c.steps, apart)
 	return err
 }
