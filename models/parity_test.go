@@ -177,6 +177,7 @@ func oneThread(t *testing.T) {
 func (c parityCase) run(t *testing.T, steps int) parityResult {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	require.NoError(t, tdp.SetNumThreads(1)) // OpenMP keeps the number by thread, and this may be another than oneThread's
 	build, ok := parityModels[c.Name]
 	require.True(t, ok, "there is no Go model for case %q", c.Name)
 	loss, ok := parityLosses[c.Loss]

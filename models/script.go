@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/sugarme/gotch"
 	"github.com/sugarme/gotch/ts"
@@ -37,6 +38,7 @@ type ScriptModule struct {
 	modules []*nn.Base // in the order of the tree, the root first
 	flags   []bool     // what was last set
 	tensors []*ts.Tensor
+	norms   []*scriptNorm
 }
 
 // scriptNode is a module inside a ScriptModule. It is there for its names, its tensors and its mode.
@@ -118,7 +120,76 @@ func newScriptModule(s *tdp.Script) (*ScriptModule, error) {
 			return nil, fmt.Errorf("TorchScript %s: %w", m.class, err)
 		}
 	}
+	for i := range entries {
+		if nodes[i] != nil {
+			m.markBatchNorm(base(nodes[i]), entries, i)
+		}
+	}
 	return m, nil
+}
+
+// batchNorms are the classes that Python's convert_sync_batchnorm knows by their type, by the names that TorchScript
+// keeps.
+var batchNorms = []string{"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"}
+
+// scriptNorm is a batch norm without running statistics. TorchScript computes it in the same way in training and in
+// evaluation, so it is synchronised by its weight while it trains.
+type scriptNorm struct {
+	module     int // in ScriptModule.modules
+	weight     **ts.Tensor
+	group      *tdp.ProcessGroup // to synchronise it with
+	registered *tdp.ProcessGroup // what it is synchronised with now
+}
+
+func (n *scriptNorm) sync(train bool) error {
+	want := n.group
+	if !train {
+		want = nil
+	}
+	if want == n.registered || *n.weight == nil {
+		return nil
+	}
+	n.registered = want
+	return tdp.RegisterSyncBatchNorm(*n.weight, want)
+}
+
+// markBatchNorm makes the module of an entry known as a batch norm, if it is one: of PyTorch's class, or of one derived
+// from it, which shows by its running mean.
+func (m *ScriptModule) markBatchNorm(b *nn.Base, entries []tdp.ScriptEntry, module int) {
+	var mean, weight **ts.Tensor
+	for i, e := range entries {
+		switch {
+		case e.Parent != module:
+		case e.Kind == tdp.ScriptBuffer && e.Name == "running_mean":
+			mean = &m.tensors[i]
+		case e.Kind == tdp.ScriptParameter && e.Name == "weight":
+			weight = &m.tensors[i]
+		}
+	}
+	switch class := entries[module].Type; {
+	case strings.HasPrefix(class, "InstanceNorm"):
+		b.MarkBatchNorm(nn.ForeignBatchNorm{})
+		return
+	case mean == nil && !slices.Contains(batchNorms, class):
+		return
+	}
+	mark := nn.ForeignBatchNorm{Prepare: keepGraphs, RunningMean: func() *ts.Tensor { return nil }}
+	switch {
+	case mean != nil:
+		mark.RunningMean = func() *ts.Tensor { return *mean }
+	case weight != nil:
+		n := &scriptNorm{module: slices.Index(m.modules, b), weight: weight}
+		m.norms = append(m.norms, n)
+		mark.Group = &n.group
+	}
+	b.MarkBatchNorm(mark)
+}
+
+// keepGraphs keeps TorchScript from rewriting graphs at run time, in the whole process: it would replace batch norms by
+// code in which they could not be synchronised.
+func keepGraphs() error {
+	_, err := tdp.ScriptOptimize(false)
+	return err
 }
 
 func base(m nn.Module) *nn.Base {
@@ -202,14 +273,12 @@ func (m *ScriptModule) CallMethod(method string, train bool, args ...any) (any, 
 		}
 		m.flags = flags
 	}
+	for _, n := range m.norms {
+		if err := n.sync(flags[n.module]); err != nil {
+			return nil, err
+		}
+	}
 	return m.script.Call(method, args...)
-}
-
-// PrepareSyncBatchNorm keeps TorchScript from rewriting graphs at run time, in the whole process. It then replaces batch
-// norms by code in which they could not be synchronised. A conversion to SyncBatchNorm calls it.
-func (m *ScriptModule) PrepareSyncBatchNorm() error {
-	_, err := tdp.ScriptOptimize(false)
-	return err
 }
 
 // DropValue frees every tensor in a result of Call.

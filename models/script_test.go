@@ -81,6 +81,7 @@ func stateDigests(t *testing.T, m nn.Module) (out []string) {
 func trainScript(t *testing.T, m nn.Module, x, y *ts.Tensor, steps int) (losses []float64, eval string) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	require.NoError(t, tdp.SetNumThreads(1)) // OpenMP keeps the number by thread, and this may be another than oneThread's
 	opt, err := tdp.NewOptim(tdp.SGD)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, opt.Close()) }()

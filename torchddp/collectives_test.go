@@ -17,7 +17,7 @@ import (
 
 // tensorOf makes a one-dimensional tensor of any dtype.
 func tensorOf(dtype gotch.DType, v ...float64) *ts.Tensor {
-	t, err := tdp.FromSlice(v, []int64{int64(len(v))}, gotch.CPU)
+	t, err := tdp.FromSlice(v, []int64{int64(len(v))}, place)
 	if err != nil {
 		panic(err)
 	}

@@ -17,9 +17,13 @@ import (
 )
 
 // group runs fn for every rank of a Gloo group in this process, each rank on a thread of its own. An error that fn
-// returns fails the test.
+// returns fails the test. On a GPU the ranks are processes.
 func group(t *testing.T, size int, fn func(pg *ProcessGroup) error) {
 	t.Helper()
+	if place != gotch.CPU {
+		processes(t, size, Gloo, fn)
+		return
+	}
 	store, err := NewHashStore()
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = store.Close() })
@@ -71,7 +75,7 @@ func param(name string, shape []int64, values ...float32) Named {
 	for i := range data {
 		data[i] = values[i%len(values)]
 	}
-	t, err := tdp.FromSlice(data, shape, gotch.CPU)
+	t, err := tdp.FromSlice(data, shape, place)
 	if err == nil {
 		err = tdp.SetRequiresGrad(t, true)
 	}

@@ -40,7 +40,7 @@ func inputs(rank, step int) *ts.Tensor {
 	for i := range v {
 		v[i] = float32((i*13+rank*7+step*5)%19-9) / 7
 	}
-	t, err := tdp.FromSlice(v, []int64{3, 4}, gotch.CPU)
+	t, err := tdp.FromSlice(v, []int64{3, 4}, place)
 	if err != nil {
 		panic(err)
 	}

@@ -17,7 +17,11 @@ import (
 
 // step is one forward and backward of a module whose output is summed.
 func step(d *DDP, x ...float32) error {
-	out, err := d.Forward(ts.MustOfSlice(x))
+	in, err := tdp.FromSlice(x, []int64{int64(len(x))}, place)
+	if err != nil {
+		return err
+	}
+	out, err := d.Forward(in)
 	if err != nil {
 		return err
 	}

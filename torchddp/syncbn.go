@@ -50,11 +50,17 @@ func (w *wrappedSet) has(t *ts.Tensor) bool {
 	return w.by[impl(t)] != nil
 }
 
-// BatchNormModule is a model that can name its batch norm layers, each with the tensor by which its calls are known: its
-// running mean, its weight where it keeps no running statistics, or nil. Models that cannot are known by the names of
-// their buffers, "….running_mean".
+// BatchNormModule is a model that can name its batch norm layers, each with the tensor by which its calls are known:
+// its running mean, or nil where it keeps none. Models that cannot are known by the names of their buffers,
+// "….running_mean".
 type BatchNormModule interface {
 	BatchNormKeys() iter.Seq2[string, *ts.Tensor]
+}
+
+// bareNorms is a model that can name its batch norm layers without running statistics, each with the place of its
+// group: such layers see to their synchronisation themselves, as only they know whether they train.
+type bareNorms interface {
+	BareBatchNorms() iter.Seq2[string, **tdp.ProcessGroup]
 }
 
 // preparer is a model that has to be told before its layers are synchronised: TorchScript's optimizer would go round
@@ -106,20 +112,29 @@ func convert(module Module, pg *ProcessGroup) (int, error) {
 		}
 	}
 	layers := batchNormLayers(module)
+	bare := map[string]**tdp.ProcessGroup{}
+	if m, ok := module.(bareNorms); ok {
+		for name, group := range m.BareBatchNorms() {
+			bare[name] = group
+		}
+	}
 	for _, l := range layers {
-		if l.Tensor == nil {
-			return 0, valueErrorf("%s: the layer %q has neither running statistics nor weights by which its calls could be known", op, l.Name)
+		if l.Tensor == nil && bare[l.Name] == nil {
+			return 0, valueErrorf("%s: the layer %q has neither running statistics nor weights by which its calls could "+
+				"be known: make it with affine=True or track_running_stats=True", op, l.Name)
 		}
 	}
 	register := func(h *tdp.ProcessGroup) error {
 		for _, l := range layers {
-			if err := tdp.RegisterSyncBatchNorm(l.Tensor, h); err != nil {
+			if l.Tensor == nil {
+				*bare[l.Name] = h
+			} else if err := tdp.RegisterSyncBatchNorm(l.Tensor, h); err != nil {
 				return fmt.Errorf("%s: %w", l.Name, err)
 			}
 		}
 		return nil
 	}
-	if pg == nil {
+	if pg == nil || pg.size == 1 { // one rank alone is ordinary batch norm, with its own errors
 		return len(layers), register(nil)
 	}
 	if m, ok := module.(preparer); ok {
@@ -135,6 +150,13 @@ func hasSyncBatchNorm(module Module) bool {
 	for _, l := range batchNormLayers(module) {
 		if l.Tensor != nil && tdp.IsSyncBatchNorm(l.Tensor) {
 			return true
+		}
+	}
+	if m, ok := module.(bareNorms); ok {
+		for _, group := range m.BareBatchNorms() {
+			if *group != nil {
+				return true
+			}
 		}
 	}
 	return false

@@ -146,6 +146,7 @@ tdp_error *tdp_reducer_pre_forward(tdp_reducer *r, int32_t sync, tdp_pg *join, t
       r->reducer->prepare_for_forward();
     }
     if (join != nullptr) {
+      r->logger->set_uneven_input_join();
       std::vector<at::Tensor> one{at::ones({1}, at::TensorOptions().device(tdp::to_device(device)))};
       r->reducer->set_forward_pass_work_handle(group_of(join)->allreduce(one), divide_by_size != 0);
     }
@@ -213,6 +214,9 @@ tdp_error *tdp_reducer_logging_data(tdp_reducer *r, tdp_bytes *out) {
     };
     for (auto &[name, value] : data.strs_map) put(name, value);
     for (auto &[name, value] : data.ints_map) put(name, std::to_string(value));
+    // The logger tells this only when it ends.
+    if (!data.ints_map.count("can_set_static_graph"))
+      put("can_set_static_graph", r->reducer->ddp_graph_static() ? "1" : "0");
     tdp::give(text.data(), text.size(), out);
   });
 }
@@ -235,6 +239,7 @@ tdp_error *tdp_reducer_shadow(tdp_reducer *r, tdp_pg *pg, int32_t find_unused) {
   return guard([&] {
     at::NoGradGuard no_grad;
     auto &reducer = *need(r, "the reducer")->reducer;
+    r->logger->set_uneven_input_join();
     // In the order in which the others' backward reduces them, and all begun before the first is waited for.
     std::vector<c10::intrusive_ptr<c10::ivalue::Future>> reductions;
     for (auto &bucket : reducer.get_grad_buckets(/*return_zero_tensors=*/true))

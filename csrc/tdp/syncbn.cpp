@@ -168,9 +168,14 @@ at::Tensor normalize_cpu(const at::Tensor &x, const at::Tensor &weight, const at
 
 class SyncBatchNorm : public torch::autograd::Function<SyncBatchNorm> {
  public:
-  static at::Tensor forward(AutogradContext *ctx, const at::Tensor &input, const at::Tensor &weight,
-                            const at::Tensor &bias, const at::Tensor &running_mean, const at::Tensor &running_var,
-                            double momentum, double eps, const Group &group) {
+  using Maybe = std::optional<at::Tensor>;  // autograd takes no undefined tensors
+
+  static at::Tensor forward(AutogradContext *ctx, const at::Tensor &input, const Maybe &weight_or, const Maybe &bias_or,
+                            const Maybe &running_mean_or, const Maybe &running_var_or, double momentum, double eps,
+                            const Group &group) {
+    auto value = [](const Maybe &t) { return t.value_or(at::Tensor()); };
+    at::Tensor weight = value(weight_or), bias = value(bias_or);
+    at::Tensor running_mean = value(running_mean_or), running_var = value(running_var_or);
     at::Tensor x = channels_last(input) ? input : input.contiguous();
     at::Tensor w = weight.defined() ? weight.contiguous() : weight;
     bool cuda = x.is_cuda();
@@ -186,8 +191,9 @@ class SyncBatchNorm : public torch::autograd::Function<SyncBatchNorm> {
     auto saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &mean = saved[2], &invstd = saved[3], &counts = saved[4];
     auto group = c10::static_intrusive_pointer_cast<c10d::ProcessGroup>(ctx->saved_data["group"].toCapsule());
+    // Numbers count the inputs that are there; weight and bias are there together.
     bool need_x = ctx->needs_input_grad(0), need_w = weight.defined() && ctx->needs_input_grad(1),
-         need_b = ctx->needs_input_grad(2);
+         need_b = weight.defined() && ctx->needs_input_grad(2);
     at::Tensor dy = channels_last(grads[0]) ? grads[0] : grads[0].contiguous();
     at::Tensor dx, dw, db;
     int64_t channels = x.size(1);
@@ -243,7 +249,9 @@ at::Tensor sync_batch_norm(const Group &group, const at::Tensor &input, const at
   if (running_mean.defined() && running_mean.numel() != input.size(1))
     throw tdp::Error(TDP_ERR_VALUE, "running_mean should contain " + std::to_string(input.size(1)) +
                                         " elements not " + std::to_string(running_mean.numel()));
-  return SyncBatchNorm::apply(input, weight, bias, running_mean, running_var, momentum, eps, group);
+  auto maybe = [](const at::Tensor &t) { return t.defined() ? std::optional(t) : std::nullopt; };
+  return SyncBatchNorm::apply(input, maybe(weight), maybe(bias), maybe(running_mean), maybe(running_var), momentum, eps,
+                              group);
 }
 
 at::Tensor batch_norm(const at::Tensor &input, const std::optional<at::Tensor> &weight,

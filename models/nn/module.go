@@ -49,7 +49,8 @@ type Base struct {
 	children []child
 	version  int
 	eval     bool
-	norm     *BatchNorm // the module itself, where it is one
+	norm     *BatchNorm        // the module itself, where it is one
+	foreign  *ForeignBatchNorm // where MarkBatchNorm was called
 
 	// Where the module was last registered: for messages only.
 	parent *Base
@@ -357,17 +358,28 @@ func (b *Base) SparseParameters() iter.Seq[string] {
 	}
 }
 
-// BatchNormKeys gives the path of every batch norm with the tensor by which a synchronised batch norm knows its calls: its
-// running mean, its weight where it keeps no running statistics, or nil where it has neither. Modules that are not of
-// this package are known by their buffer running_mean.
+// ForeignBatchNorm is a batch norm that something else computes, such as TorchScript. Its zero value says that a module
+// is none, whatever its buffers are called.
+type ForeignBatchNorm struct {
+	RunningMean func() *ts.Tensor  // nil where the layer keeps none
+	Group       **tdp.ProcessGroup // see BareBatchNorms; nil where the layer cannot be synchronised without running mean
+	Prepare     func() error       // called before the layer is synchronised; may be nil
+}
+
+// MarkBatchNorm says that the module is a batch norm that something else computes.
+func (b *Base) MarkBatchNorm(n ForeignBatchNorm) { b.foreign = &n }
+
+// BatchNormKeys gives the path of every batch norm with the tensor by which a synchronised batch norm knows its calls:
+// its running mean, or nil where it keeps none. Modules that are neither of this package nor marked are known by their
+// buffer running_mean.
 func (b *Base) BatchNormKeys() iter.Seq2[string, *ts.Tensor] {
 	return func(yield func(string, *ts.Tensor) bool) {
 		b.walk("", map[*Base]bool{}, func(prefix string, b *Base) bool {
-			if n := b.norm; n != nil {
-				if n.RunningMean != nil {
-					return yield(prefix, n.RunningMean)
-				}
-				return yield(prefix, n.Weight)
+			switch {
+			case b.foreign != nil:
+				return b.foreign.RunningMean == nil || yield(prefix, b.foreign.RunningMean())
+			case b.norm != nil:
+				return yield(prefix, b.norm.RunningMean)
 			}
 			for _, p := range b.buffers {
 				path := join(prefix, p.name)
@@ -378,6 +390,35 @@ func (b *Base) BatchNormKeys() iter.Seq2[string, *ts.Tensor] {
 			return true
 		})
 	}
+}
+
+// BareBatchNorms gives the batch norms without running statistics, each with the place of its group: while a group is
+// there, the layer normalises over the batches of all its ranks in training.
+func (b *Base) BareBatchNorms() iter.Seq2[string, **tdp.ProcessGroup] {
+	return func(yield func(string, **tdp.ProcessGroup) bool) {
+		b.walk("", map[*Base]bool{}, func(prefix string, b *Base) bool {
+			switch {
+			case b.foreign != nil && b.foreign.Group != nil && b.foreign.RunningMean() == nil:
+				return yield(prefix, b.foreign.Group)
+			case b.norm != nil && b.norm.RunningMean == nil:
+				return yield(prefix, &b.norm.group)
+			}
+			return true
+		})
+	}
+}
+
+// PrepareSyncBatchNorm calls what MarkBatchNorm was given in this tree. A conversion to SyncBatchNorm begins with it.
+func (b *Base) PrepareSyncBatchNorm() (err error) {
+	b.walk("", map[*Base]bool{}, func(prefix string, b *Base) bool {
+		if b.foreign != nil && b.foreign.Prepare != nil {
+			if err = b.foreign.Prepare(); err != nil {
+				err = fmt.Errorf("%s: %w", prefix, err)
+			}
+		}
+		return err == nil
+	})
+	return err
 }
 
 func split(path string) (module, leaf string) {

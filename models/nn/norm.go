@@ -24,6 +24,7 @@ type BatchNorm struct {
 	dims     int
 	affine   bool
 	track    bool
+	group    *tdp.ProcessGroup // see BareBatchNorms
 }
 
 // BatchNormOptions change a batch norm from Python's defaults.
@@ -129,6 +130,10 @@ func (n *BatchNorm) ForwardT(x *ts.Tensor, train bool) *ts.Tensor {
 	}
 	if n.Cumulative {
 		s.Momentum = -1
+	}
+	if n.group != nil && train && n.RunningMean == nil {
+		y, err := n.group.SyncBatchNorm(x, n.Weight, n.Bias, nil, nil, 0, n.Eps)
+		return result(n, x, n.Weight, y, err)
 	}
 	y, err := tdp.BatchNorm(x, &s)
 	return result(n, x, n.Weight, y, err)

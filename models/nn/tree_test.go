@@ -164,12 +164,13 @@ func TestBatchNormKeys(t *testing.T) {
 	m := NewSequential(linear(1, 2), plain, NewSequential(weight), bare, plain)
 	mean := ones(t, 2)
 	require.NoError(t, m.RegisterForeign("gotch.norm.running_mean", &mean, true))
-	want := map[string]*ts.Tensor{"gotch.norm": mean, "1": plain.RunningMean, "2.0": weight.Weight, "3": nil}
+	want := map[string]*ts.Tensor{"gotch.norm": mean, "1": plain.RunningMean, "2.0": nil, "3": nil}
 	got := map[string]*ts.Tensor{}
 	for name, key := range m.BatchNormKeys() {
 		got[name] = key
 	}
 	require.Equal(t, want, got)
+	require.Equal(t, []string{"2.0", "3"}, names(m.BareBatchNorms()))
 	for name, key := range plain.BatchNormKeys() {
 		require.Empty(t, name)
 		require.Same(t, plain.RunningMean, key)

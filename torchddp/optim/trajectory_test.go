@@ -164,6 +164,7 @@ var dtypes = map[string]gotch.DType{"float32": gotch.Float, "float64": gotch.Dou
 // pyData is what a run of trajectories.py left.
 type pyData struct {
 	dir     string
+	device  gotch.Device   // of the steps
 	params  []*ts.Tensor   // float64
 	grads   [][]*ts.Tensor // float64
 	digests map[string][]string
@@ -207,42 +208,47 @@ func runPython(t *testing.T) *pyData {
 		require.NoError(t, err)
 		trajectories.dir = dir
 		all := append(cases(), savedCases()...)
-		all = append(all, largeBatchCases()...)
-		j, err := json.Marshal(all)
-		require.NoError(t, err)
-		require.NoError(t, os.WriteFile(filepath.Join(dir, "cases.json"), j, 0o644))
-		script, err := os.ReadFile("testdata/trajectories.py")
-		require.NoError(t, err)
-		testenv.RunPython(t, string(script), dir, "run")
-		d := &pyData{dir: dir}
-		raw, err := os.ReadFile(filepath.Join(dir, "data.bin"))
-		require.NoError(t, err)
-		next := func() []*ts.Tensor {
-			list := make([]*ts.Tensor, len(shapes))
-			for i, s := range shapes {
-				n := int64(1)
-				for _, x := range s {
-					n *= x
-				}
-				list[i] = tensorOf(t, raw[:8*n], s, i == channelsLast)
-				raw = raw[8*n:]
-			}
-			return list
-		}
-		d.params = next()
-		for range distinct {
-			d.grads = append(d.grads, next())
-		}
-		require.Empty(t, raw)
-		text, err := os.ReadFile(filepath.Join(dir, "run.json"))
-		require.NoError(t, err)
-		require.NoError(t, json.Unmarshal(text, &d.digests))
-		trajectories.data = d
+		trajectories.data = stepInPython(t, dir, "run", append(all, largeBatchCases()...))
 	})
 	if trajectories.data == nil {
 		t.Fatal("the run of Python failed in an earlier test")
 	}
 	return trajectories.data
+}
+
+// stepInPython steps cases in Python. what is "run", or "cuda" to do it on a GPU.
+func stepInPython(t *testing.T, dir, what string, all []pyCase) *pyData {
+	t.Helper()
+	j, err := json.Marshal(all)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "cases.json"), j, 0o644))
+	script, err := os.ReadFile("testdata/trajectories.py")
+	require.NoError(t, err)
+	testenv.RunPython(t, string(script), dir, what)
+	d := &pyData{dir: dir, device: gotch.CPU}
+	raw, err := os.ReadFile(filepath.Join(dir, "data.bin"))
+	require.NoError(t, err)
+	next := func() []*ts.Tensor {
+		list := make([]*ts.Tensor, len(shapes))
+		for i, s := range shapes {
+			n := int64(1)
+			for _, x := range s {
+				n *= x
+			}
+			list[i] = tensorOf(t, raw[:8*n], s, i == channelsLast)
+			raw = raw[8*n:]
+		}
+		return list
+	}
+	d.params = next()
+	for range distinct {
+		d.grads = append(d.grads, next())
+	}
+	require.Empty(t, raw)
+	text, err := os.ReadFile(filepath.Join(dir, what+".json"))
+	require.NoError(t, err)
+	require.NoError(t, json.Unmarshal(text, &d.digests))
+	return d
 }
 
 // tensorOf makes a float64 tensor of row-major bytes, in channels-last layout where asked.
@@ -253,23 +259,23 @@ func tensorOf(t testing.TB, raw []byte, shape []int64, last bool) *ts.Tensor {
 	if !last {
 		return x
 	}
-	return toLayout(t, x, gotch.Double, true)
+	return toLayout(t, x, gotch.Double, gotch.CPU, true)
 }
 
-// toLayout copies x into a tensor of another dtype and layout.
-func toLayout(t testing.TB, x *ts.Tensor, dtype gotch.DType, last bool) *ts.Tensor {
+// toLayout copies x into a tensor of another dtype, device and layout.
+func toLayout(t testing.TB, x *ts.Tensor, dtype gotch.DType, device gotch.Device, last bool) *ts.Tensor {
 	t.Helper()
 	info, err := tdp.Describe(x)
 	require.NoError(t, err)
 	var out *ts.Tensor
 	if last {
 		s := info.Shape
-		base, err := tdp.Empty([]int64{s[0] * s[1] * s[2] * s[3]}, dtype, gotch.CPU, false)
+		base, err := tdp.Empty([]int64{s[0] * s[1] * s[2] * s[3]}, dtype, device, false)
 		require.NoError(t, err)
 		out, err = tdp.ViewStorage(base, dtype, s, []int64{s[1] * s[2] * s[3], 1, s[3] * s[1], s[1]}, 0)
 		require.NoError(t, err)
 	} else {
-		out, err = tdp.Empty(info.Shape, dtype, gotch.CPU, false)
+		out, err = tdp.Empty(info.Shape, dtype, device, false)
 		require.NoError(t, err)
 	}
 	require.NoError(t, tdp.Copy(out, x, false))
@@ -281,7 +287,7 @@ func (d *pyData) start(t testing.TB, dtype string) []*ts.Tensor {
 	t.Helper()
 	params := make([]*ts.Tensor, len(shapes))
 	for i, p := range d.params {
-		params[i] = toLayout(t, p, dtypes[dtype], i == channelsLast)
+		params[i] = toLayout(t, p, dtypes[dtype], d.device, i == channelsLast)
 		require.NoError(t, tdp.SetRequiresGrad(params[i], true))
 	}
 	return params
@@ -295,7 +301,7 @@ func (d *pyData) setGrads(t testing.TB, params []*ts.Tensor, step int, dtype str
 			require.NoError(t, tdp.SetGrad(p, nil))
 			continue
 		}
-		g := toLayout(t, d.grads[step%distinct][i], dtypes[dtype], i == channelsLast)
+		g := toLayout(t, d.grads[step%distinct][i], dtypes[dtype], d.device, i == channelsLast)
 		require.NoError(t, tdp.SetGrad(p, g))
 		g.MustDrop()
 	}

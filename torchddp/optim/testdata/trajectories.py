@@ -3,6 +3,7 @@
 usage: trajectories.py <directory> run      reads cases.json; writes the gradients and, for every case, a digest of the
                                             parameters after every step; saves optimizers where a case asks for it
        trajectories.py <directory> resume   continues the saved cases from the states that Go saved
+       trajectories.py <directory> cuda     as run, with everything on the GPU
 """
 import hashlib
 import json
@@ -20,7 +21,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 def raw(tensors):
     out = []
     for t in tensors:
-        t = t.detach().contiguous()
+        t = t.detach().cpu().contiguous()
         if t.dtype == torch.bfloat16:
             t = t.view(torch.int16)
         out.append(t.numpy().tobytes())
@@ -89,9 +90,9 @@ def load_raw(params, path):
             at += n
 
 
-def run(case, data, resume=False):
+def run(case, data, resume, device):
     dtype = DTYPES[case["dtype"]]
-    params = [p.to(dtype).clone(memory_format=torch.preserve_format).requires_grad_() for p in data["params"]]
+    params = [p.to(device, dtype).clone(memory_format=torch.preserve_format).requires_grad_() for p in data["params"]]
     kw = dict(case["kw"])
     if "betas" in kw:
         kw["betas"] = tuple(kw["betas"])
@@ -117,7 +118,7 @@ def run(case, data, resume=False):
             p.grad = None
             if (late and i == len(params) - 1 and step < 3) or (i == 1 and step % 7 == 6):
                 continue
-            p.grad = data["grads"][step % len(data["grads"])][i].to(dtype).clone(memory_format=torch.preserve_format)
+            p.grad = data["grads"][step % len(data["grads"])][i].to(device, dtype).clone(memory_format=torch.preserve_format)
         if opt is not None:
             opt.step()
         else:
@@ -152,7 +153,8 @@ def main():
             for g in data["grads"]:
                 f.write(raw(g))
     with open(sys.argv[2] + ".json", "w") as f:
-        json.dump({c["name"]: run(c, data, resume) for c in cases}, f)
+        device = "cuda" if sys.argv[2] == "cuda" else "cpu"
+        json.dump({c["name"]: run(c, data, resume, device) for c in cases}, f)
 
 
 main()
