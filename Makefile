@@ -7,12 +7,13 @@ GO ?= go
 # Test binaries at a time: each starts several processes of its own.
 TEST_PROCS ?= $(shell n=$$(nproc); if [ $$n -gt 4 ]; then echo 4; else echo $$n; fi)
 TEST_FLAGS ?=
+BENCH_FLAGS ?=
 
 # Before set-up there is no workspace, and after a change of the cache it may name what is gone.
 goddp = GOWORK=off $(GO) run ./cmd/goddp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-python run test long build vet fmt lint clean
+.PHONY: help setup setup-python run test long bench docker-check build vet fmt lint clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -32,6 +33,12 @@ test: setup setup-python vet ## all tests
 long: setup setup-python ## what takes too long for every test: 100 restarts, 500 kills while saving
 	GODDP_LONG=1 $(GO) test -count=1 -timeout 30m -run TestEveryRestart ./cmd/goddp
 	GODDP_KILLS=500 $(GO) test -count=1 -timeout 30m -run TestKillDuringSave ./checkpoint
+
+bench: setup setup-python ## Go against Python, into docs/benchmarks.md; BENCH_FLAGS=-quick takes less time
+	$(GO) run ./bench $(BENCH_FLAGS)
+
+docker-check: ## the CPU image, built and tried without a Docker engine (root, buildah, debootstrap)
+	docker/check.sh
 
 build: setup ## the programs, into bin/
 	$(GO) build -o bin/ ./cmd/...
