@@ -17,8 +17,8 @@ import (
 // up the gradients there.
 //
 // It is here for comparison, and for programs that cannot be several processes: DDP is faster even on one machine,
-// because it copies no weights and each rank has its own interpreter, or here its own autograd threads. Devices may be
-// the CPU several times.
+// because it copies no weights and its ranks are processes that need not wait for each other's threads. Devices may be the
+// CPU several times.
 type DataParallel struct {
 	replicas []Module // the first is the module itself
 	devices  []gotch.Device
@@ -87,7 +87,7 @@ func (p *DataParallel) check(i int) error {
 		case n.Name != want[k].Name || fmt.Sprint(shape.Shape, shape.DType) != fmt.Sprint(ref.Shape, ref.DType):
 			return valueErrorf("the replica on %s has %q of %v %v where the module has %q of %v %v", deviceName(dev),
 				n.Name, shape.DType, shape.Shape, want[k].Name, ref.DType, ref.Shape)
-		case i > 0 && impl(n.Tensor) == impl(want[k].Tensor):
+		case i > 0 && tdp.Impl(n.Tensor) == tdp.Impl(want[k].Tensor):
 			return valueErrorf("replicate gave the module's own %q: it must build a model of its own", n.Name)
 		}
 	}

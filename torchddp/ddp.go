@@ -431,7 +431,11 @@ func (d *DDP) run(forward func() ([]*ts.Tensor, error)) (outputs []*ts.Tensor, b
 	d.syncBuffers = grad && d.syncGrads
 	switch {
 	case d.syncBuffers:
-		if err := d.reducer.PostForward(outputs); err != nil {
+		var watched []*ts.Tensor // others need not know of the backward
+		if d.options.FindUnusedParameters || d.options.StaticGraph {
+			watched = outputs
+		}
+		if err := d.reducer.PostForward(watched); err != nil {
 			return nil, false, d.explain("forward", err)
 		}
 		d.pending = syncedBackward
@@ -493,9 +497,20 @@ func (d *DDP) equalizeBuffers() error {
 	return d.equalizeBuffersFrom(func() (int, error) { return d.join.bufferRoot(d) })
 }
 
-// equalizeBuffersFrom gives all ranks the buffers of the rank that root finds.
-func (d *DDP) equalizeBuffersFrom(findRoot func() (int, error)) error {
-	var broadcast, average []*ts.Tensor
+// buffersByMode lists the buffers to make equal.
+func (d *DDP) buffersByMode() (broadcast, average []*ts.Tensor) {
+	// In every step: without names where the options have none and the model can.
+	m, quick := d.module.(interface{ Buffers() iter.Seq[*ts.Tensor] })
+	if quick && len(d.options.Ignore) == 0 && len(d.options.BufferModes) == 0 {
+		var all []*ts.Tensor
+		if d.options.Buffers != BufferLocal {
+			all = slices.Collect(m.Buffers())
+		}
+		if d.options.Buffers == BufferAverage {
+			return nil, all
+		}
+		return all, nil
+	}
 	for name, t := range d.buffers() {
 		switch d.bufferMode(name) {
 		case BufferBroadcast:
@@ -504,6 +519,12 @@ func (d *DDP) equalizeBuffersFrom(findRoot func() (int, error)) error {
 			average = append(average, t)
 		}
 	}
+	return broadcast, average
+}
+
+// equalizeBuffersFrom gives all ranks the buffers of the rank that root finds.
+func (d *DDP) equalizeBuffersFrom(findRoot func() (int, error)) error {
+	broadcast, average := d.buffersByMode()
 	if len(broadcast)+len(average) == 0 {
 		return nil
 	}

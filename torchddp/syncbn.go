@@ -18,19 +18,11 @@ type wrappedSet struct {
 	by map[uint64]*DDP // by identity of the tensor
 }
 
-func impl(t *ts.Tensor) uint64 {
-	info, err := tdp.Describe(t)
-	if err != nil {
-		return 0
-	}
-	return info.Impl
-}
-
 func (w *wrappedSet) add(d *DDP) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, p := range d.params {
-		w.by[impl(p.Tensor)] = d
+		w.by[tdp.Impl(p.Tensor)] = d
 	}
 }
 
@@ -47,7 +39,7 @@ func (w *wrappedSet) remove(d *DDP) {
 func (w *wrappedSet) has(t *ts.Tensor) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.by[impl(t)] != nil
+	return w.by[tdp.Impl(t)] != nil
 }
 
 // BatchNormModule is a model that can name its batch norm layers, each with the tensor by which its calls are known:

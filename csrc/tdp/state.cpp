@@ -64,6 +64,11 @@ uint64_t hash_bytes(const char *data, size_t size) {
   return h;
 }
 
+// Whether the caller's handle is all there is of a tensor. Otherwise autograd may have saved it for a backward to come.
+bool alone(const at::Tensor &t) {
+  return t.has_storage() && t.use_count() == 1 && t.storage().use_count() == 1 && t.is_non_overlapping_and_dense();
+}
+
 }  // namespace
 
 extern "C" {
@@ -73,17 +78,19 @@ tdp_error *tdp_sync_buffers(tdp_pg *pg, const tdp_tensor *buffers, int32_t n, in
   return guard([&] {
     at::NoGradGuard no_grad;
     auto group = group_of(pg);
-    std::vector<at::Tensor> fresh, averaged;
-    std::vector<int32_t> fresh_of, averaged_of;
+    if (group->getSize() == 1) return;
+    std::vector<at::Tensor> wire, averaged;
+    std::vector<int32_t> wire_of, averaged_of;
     for (int32_t i = 0; i < n; i++) {
       at::Tensor &b = need_defined(buffers[i], "a buffer");
       bool mean = mode == TDP_BUFFERS_AVERAGE && (b.is_floating_point() || b.is_complex());
-      (mean ? averaged_of : fresh_of).push_back(i);
-      (mean ? averaged : fresh).push_back(mean ? b.detach() : b.detach().clone());
+      (mean ? averaged_of : wire_of).push_back(i);
+      (mean ? averaged : wire).push_back(mean ? b.detach() : alone(b) ? b : b.detach().clone());
     }
-    if (!fresh.empty()) c10d::broadcast_coalesced(group, fresh, bucket_bytes, root);
+    if (!wire.empty()) c10d::broadcast_coalesced(group, wire, bucket_bytes, root);
     average(group, averaged);
-    for (size_t k = 0; k < fresh.size(); k++) replace(*buffers[fresh_of[k]], fresh[k]);
+    for (size_t k = 0; k < wire.size(); k++)
+      if (!wire[k].is_same(*buffers[wire_of[k]])) replace(*buffers[wire_of[k]], wire[k]);
     for (size_t k = 0; k < averaged.size(); k++) replace(*buffers[averaged_of[k]], averaged[k]);
   });
 }

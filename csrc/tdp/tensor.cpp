@@ -59,6 +59,9 @@ static_assert(static_cast<int>(c10::ScalarType::Byte) == 0 && static_cast<int>(c
               static_cast<int>(c10::ScalarType::UInt64) == 29 &&
               static_cast<int>(c10::ScalarType::Float8_e8m0fnu) == 44);
 
+// What a handle points to is read from Go as well: see Impl in internal/tdp.
+static_assert(sizeof(at::Tensor) == sizeof(void *) && std::is_standard_layout_v<at::Tensor>, "a tensor is one pointer");
+
 extern "C" {
 
 tdp_error *tdp_tensor_describe(tdp_tensor t, tdp_tensor_info *out) {

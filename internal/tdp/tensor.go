@@ -81,6 +81,16 @@ func ints(s []int64) *C.int64_t { return (*C.int64_t)(unsafe.SliceData(s)) }
 
 func ptr(b []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b)) }
 
+// Impl is the identity of the tensor itself, equal for two handles on one tensor, or 0 for no handle. All undefined
+// tensors have the same. It calls no C: a C++ tensor is one pointer, to what counts.
+func Impl(t *ts.Tensor) uint64 {
+	h := handle(t)
+	if h == nil {
+		return 0
+	}
+	return *(*uint64)(unsafe.Pointer(h))
+}
+
 // Describe tells what t is.
 func Describe(t *ts.Tensor) (TensorInfo, error) {
 	var c C.tdp_tensor_info

@@ -303,13 +303,18 @@ func (s identity) first(t *ts.Tensor) bool {
 		return false
 	}
 	s.handles[t] = true
-	info, err := tdp.Describe(t)
-	if err != nil {
-		return true // a handle that cannot be described is nobody's twin; whoever uses it gets the error
+	return firstImpl(s.impls, t)
+}
+
+func firstImpl(seen map[uint64]bool, t *ts.Tensor) bool {
+	impl := tdp.Impl(t)
+	if !seen[impl] {
+		seen[impl] = true
+		return true
 	}
-	known := s.impls[info.Impl]
-	s.impls[info.Impl] = true
-	return !known
+	// An undefined tensor is nobody's twin; whoever uses it gets the error.
+	_, err := tdp.Describe(t)
+	return err != nil
 }
 
 // NamedParameters gives every parameter of the tree with its path: in the order of registration, parents first, and a
@@ -430,7 +435,25 @@ func split(path string) (module, leaf string) {
 func (b *Base) Parameters() iter.Seq[*ts.Tensor] { return values(b.NamedParameters()) }
 
 // Buffers gives the buffers without their names.
-func (b *Base) Buffers() iter.Seq[*ts.Tensor] { return values(b.NamedBuffers()) }
+//
+// DDP asks for them in every step, so it goes without what names cost.
+func (b *Base) Buffers() iter.Seq[*ts.Tensor] {
+	return func(yield func(*ts.Tensor) bool) { b.eachBuffer(map[uint64]bool{}, yield) }
+}
+
+func (b *Base) eachBuffer(seen map[uint64]bool, yield func(*ts.Tensor) bool) bool {
+	for _, p := range b.buffers {
+		if t := *p.slot; t != nil && firstImpl(seen, t) && !yield(t) {
+			return false
+		}
+	}
+	for _, m := range b.modules() {
+		if !m.base().eachBuffer(seen, yield) {
+			return false
+		}
+	}
+	return true
+}
 
 func values[K, V any](s iter.Seq2[K, V]) iter.Seq[V] {
 	return func(yield func(V) bool) {
