@@ -13,7 +13,7 @@ BENCH_FLAGS ?=
 goddp = GOWORK=off $(GO) run ./cmd/goddp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-python run test long bench docker-check build vet fmt lint clean
+.PHONY: help setup setup-python run test long bench gpu-bundle cuda-build docker-check build vet fmt lint clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -37,6 +37,12 @@ long: setup setup-python ## what takes too long for every test: 100 restarts, 50
 bench: setup setup-python ## Go against Python, into docs/benchmarks.md; BENCH_FLAGS=-quick takes less time
 	$(GO) run ./bench $(BENCH_FLAGS)
 
+gpu-bundle: setup-python ## the CUDA tests and benchmarks, for a GPU machine without Go, into dist/
+	GOWORK=off $(GO) run ./bench/gpu/bundle
+
+cuda-build: setup-python ## compile and link the CUDA flavour, and start its programs (where there is no GPU)
+	GOWORK=off $(GO) run ./bench/gpu/bundle -try
+
 docker-check: ## the CPU image, built and tried without a Docker engine (root, buildah, debootstrap)
 	docker/check.sh
 
@@ -54,4 +60,4 @@ lint: vet ## what vet, gofmt and staticcheck object to
 	$(GO) run honnef.co/go/tools/cmd/staticcheck@v0.8.2 ./...
 
 clean: ## what builds and runs left in this folder; the cache stays
-	rm -rf bin go.work go.work.sum
+	rm -rf bin dist go.work go.work.sum

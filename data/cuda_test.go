@@ -17,8 +17,10 @@ type wide int
 
 const wideRow = 4096
 
-func (n wide) Len() int                 { return int(n) }
-func (n wide) Fields() ([]Field, error) { return []Field{{Name: "x", Shape: []int64{wideRow}}}, nil }
+func (n wide) Len() int { return int(n) }
+func (n wide) Fields() ([]Field, error) {
+	return []Field{{Name: "x", DType: gotch.Float, Shape: []int64{wideRow}}}, nil
+}
 func (n wide) Write(_ context.Context, i int, dst Row, _ *rand.Rand) error {
 	v, err := Elements[float32](dst, 0)
 	for k := range v {

@@ -137,3 +137,27 @@ func TestProgressLines(t *testing.T) {
 	p.say("done")
 	require.Equal(t, "  one\r     \r  three\r       \rgoddp: done\n", out.String())
 }
+
+// The trees that this machine has of the pinned wheel, unpacked by set-up or installed by pip, share object files.
+func TestWheelHeaders(t *testing.T) {
+	dir := t.TempDir()
+	torch := filepath.Join(dir, "torch")
+	require.False(t, wheelHeaders(torch), "no list of files")
+	record := filepath.Join(dir, "torch-"+Version+".dist-info", "RECORD")
+	require.NoError(t, os.Mkdir(filepath.Dir(record), 0o755))
+	require.NoError(t, os.WriteFile(record, []byte("torch/include/ATen/ATen.h,sha256=x,1\n"), 0o644))
+	require.False(t, wheelHeaders(torch), "other headers")
+	require.Equal(t, headerSum("torch/include/b,sha256=1,1\r\ntorch/lib/x.so,,\r\ntorch/include/a,sha256=2,1\r\n"),
+		headerSum("torch/include/a,sha256=2,1\ntorch/include/b,sha256=1,1\ntorch/x.pyc,,\n"), "pip adds lines and orders them anew")
+
+	cache, err := CacheDir()
+	require.NoError(t, err)
+	trees, err := filepath.Glob(filepath.Join(cache, "libtorch", Version+"-*", "torch"))
+	require.NoError(t, err)
+	pip, err := filepath.Glob(filepath.Join(PythonDir(cache), "lib", "python*", "site-packages", "torch"))
+	require.NoError(t, err)
+	for _, tree := range append(trees, pip...) {
+		require.True(t, wheelHeaders(tree), tree)
+	}
+	t.Logf("%d trees here", len(trees)+len(pip))
+}

@@ -2,12 +2,16 @@ package libtorch
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -44,7 +48,7 @@ func (s *setup) tree(ctx context.Context) (Tree, error) {
 	if err := s.ensure(ctx, dir, "libtorch", "libtorch "+Version, s.fetchTree); err != nil {
 		return Tree{}, err
 	}
-	t := Tree{Torch: filepath.Join(dir, "torch"), Version: Version, id: "wheel " + Version}
+	t := Tree{Torch: filepath.Join(dir, "torch"), Version: Version, id: wheelID}
 	if s.flavor == CUDA {
 		t.Includes = cudaIncludes(filepath.Join(dir, "nvidia"))
 	}
@@ -158,6 +162,9 @@ func (s *setup) existing(ctx context.Context, dir string) (Tree, error) {
 	}
 	t := Tree{Torch: torch, Version: version, LibDirs: nvidiaLibs(filepath.Dir(torch)),
 		id: fmt.Sprintf("%s %s %d %d", torch, version, info.Size(), info.ModTime().UnixNano())}
+	if wheelHeaders(torch) {
+		t.id = wheelID
+	}
 	if s.flavor == CUDA {
 		if t.Includes, err = s.cudaHeaders(ctx, torch); err != nil {
 			return Tree{}, err
@@ -221,34 +228,26 @@ func nvidiaLibs(root string) []string {
 }
 
 // cudaHeaders finds or fetches CUDA's and NCCL's headers for a libtorch of the user's: a Python's torch brings the
-// libraries, and most, but not all, of the headers.
+// libraries, and most, but not all, of the headers. Only the wheels with what is missing are fetched.
 func (s *setup) cudaHeaders(ctx context.Context, torch string) ([]string, error) {
-	beside := cudaIncludes(filepath.Join(filepath.Dir(torch), "nvidia"))
-	haveAll := func(dirs []string) bool {
-		for _, name := range []string{"cuda_runtime_api.h", "crt/host_defines.h", "cuda/std/detail/__config", "nccl.h"} {
-			ok := false
-			for _, d := range dirs {
-				_, err := os.Stat(filepath.Join(d, name))
-				ok = ok || err == nil
-			}
-			if !ok {
-				return false
-			}
+	includes := cudaIncludes(filepath.Join(filepath.Dir(torch), "nvidia"))
+	var lacking []string
+	for _, of := range []struct{ header, wheel string }{
+		{"cuda_runtime_api.h", "nvidia-cuda-runtime"}, {"crt/host_defines.h", "nvidia-cuda-crt"},
+		{"cuda/std/detail/__config", "nvidia-cuda-cccl"}, {"nccl.h", "nvidia-nccl-cu13"},
+	} {
+		if !slices.ContainsFunc(includes, func(d string) bool { _, err := os.Stat(filepath.Join(d, of.header)); return err == nil }) {
+			lacking = append(lacking, of.wheel)
 		}
-		return true
 	}
-	if haveAll(beside) {
-		return beside, nil
+	if len(lacking) == 0 {
+		return includes, nil
 	}
-	if s.lookOnly || haveAll(cudaIncludes(filepath.Join(s.headersDir(), "nvidia"))) {
-		return cudaIncludes(filepath.Join(s.headersDir(), "nvidia")), nil
-	}
-	err := s.ensure(ctx, s.headersDir(), "libtorch", "the headers of CUDA", func(ctx context.Context, tmp string) (content, error) {
+	dir := filepath.Join(s.cfg.Cache, "libtorch", "cuda-headers-13.0-"+key(lacking...))
+	err := s.ensure(ctx, dir, "libtorch", "the headers of CUDA", func(ctx context.Context, tmp string) (content, error) {
 		sums, spent := map[string]string{}, []string(nil)
 		for _, w := range s.cfg.seams.wheels(CUDA) {
-			switch w.name {
-			case "nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-cuda-cccl", "nvidia-nccl-cu13":
-			default:
+			if !slices.Contains(lacking, w.name) {
 				continue
 			}
 			path, err := s.fetch(ctx, w)
@@ -259,16 +258,38 @@ func (s *setup) cudaHeaders(ctx context.Context, torch string) ([]string, error)
 			if err != nil {
 				return content{}, err
 			}
-			for name, sum := range part {
-				sums[name] = sum
-			}
+			maps.Copy(sums, part)
 			spent = append(spent, path)
 		}
 		return content{sums, spent, false}, nil
 	})
-	return cudaIncludes(filepath.Join(s.headersDir(), "nvidia")), err
+	return append(includes, cudaIncludes(filepath.Join(dir, "nvidia"))...), err
 }
 
-func (s *setup) headersDir() string {
-	return filepath.Join(s.cfg.Cache, "libtorch", "cuda-headers-13.0")
+// The trees that hold the headers of the pinned wheel of torch: object files serve them all.
+const (
+	wheelID = "wheel " + Version
+	// wheelHeaderSum is the hash of the lines about include/ in that wheel's list of files, sorted.
+	wheelHeaderSum = "3076bffb7a6e1edcb92730c5dddaae1554218f099a408067f7e9923d9dbab3f8"
+)
+
+// wheelHeaders says whether the headers of a Python's torch are, by that Python's list of files, those of the wheel.
+func wheelHeaders(torch string) bool {
+	text, err := os.ReadFile(filepath.Join(filepath.Dir(torch), "torch-"+Version+".dist-info", "RECORD"))
+	return err == nil && headerSum(string(text)) == wheelHeaderSum
+}
+
+func headerSum(record string) string {
+	var lines []string
+	for line := range strings.Lines(record) {
+		if strings.HasPrefix(line, "torch/include/") {
+			lines = append(lines, strings.TrimRight(line, "\r\n"))
+		}
+	}
+	slices.Sort(lines)
+	h := sha256.New()
+	for _, l := range lines {
+		fmt.Fprintln(h, l)
+	}
+	return hex.EncodeToString(h.Sum(nil))
 }
