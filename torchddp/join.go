@@ -6,6 +6,8 @@ import (
 	"log/slog"
 
 	"github.com/goddp/goddp/internal/tdp"
+	"github.com/sugarme/gotch"
+	"github.com/sugarme/gotch/ts"
 )
 
 // JoinOptions are those of DistributedDataParallel.join.
@@ -15,6 +17,14 @@ type JoinOptions struct {
 	// EndTogether makes all ranks stop with [ErrEarlyEnd] as soon as one has no more data, instead of letting the
 	// others go on. It is needed where the model itself communicates, as SyncBatchNorm does.
 	EndTogether bool
+	// Optimizers get the state of the rank that trained longest, as the model does. PyTorch leaves it to each rank: one
+	// that ended earlier then goes on with another momentum, and so with other weights, than the rest.
+	Optimizers []JoinOptimizer
+}
+
+// JoinOptimizer is an optimizer whose state can be another rank's: those of package optim.
+type JoinOptimizer interface {
+	Share(mine bool, device gotch.Device, broadcast func([]*ts.Tensor) error) error
 }
 
 // ErrEarlyEnd is what ranks get with JoinOptions.EndTogether when one has run out of data.
@@ -66,7 +76,20 @@ func (d *DDP) Join(options JoinOptions, fn func() error) error {
 	if err != nil {
 		return err
 	}
-	return d.broadcastState(root)
+	if err := d.broadcastState(root); err != nil {
+		return err
+	}
+	for _, o := range options.Optimizers {
+		err := o.Share(root == d.pg.rank, d.device, func(list []*ts.Tensor) error {
+			return d.pg.run("join", func(pg *tdp.ProcessGroup) error {
+				return pg.BroadcastCoalesced(tdp.NewHandles(list), broadcastBucketBytes, root)
+			})
+		})
+		if err != nil {
+			return d.errorf("join", err)
+		}
+	}
+	return nil
 }
 
 // joinReduce adds up one float32 over all ranks, as Python's joinables do.

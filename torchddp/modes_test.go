@@ -581,3 +581,51 @@ func TestDataParallelErrors(t *testing.T) {
 	_, err = dp.Forward(ts.MustOfSlice([]float32{1}).MustView([]int64{}, true), true)
 	require.ErrorContains(t, err, "a batch of no dimensions cannot be split")
 }
+
+// After uneven inputs all ranks go on alike, with Adam's averages and step counts too; also a rank that had no batch.
+func TestJoinSharesOptimizers(t *testing.T) {
+	for name, make := range map[string]func(p []*ts.Tensor) (optim.Optimizer, error){
+		"SGD": func(p []*ts.Tensor) (optim.Optimizer, error) {
+			return optim.NewSGD(p, optim.SGDOptions{LR: 0.1, Momentum: 0.9})
+		},
+		"fused AdamW": func(p []*ts.Tensor) (optim.Optimizer, error) {
+			return optim.NewAdamW(p, optim.AdamWOptions{LR: 0.01, Implementation: optim.Fused})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			group(t, 3, func(pg *ProcessGroup) error {
+				m := layers()
+				d, err := NewDDP(m, pg, DDPOptions{})
+				if err != nil {
+					return err
+				}
+				defer d.Close()
+				o, err := make(tensorsOf(m.params))
+				if err != nil {
+					return err
+				}
+				defer o.Close()
+				step := func(int) error { return errors.Join(o.Step(), o.ZeroGrad(true)) }
+				if _, err := train(d, m, 0, step); err != nil {
+					return err
+				}
+				err = d.Join(JoinOptions{Optimizers: []JoinOptimizer{o.(JoinOptimizer)}}, func() error {
+					_, err := train(d, m, 2*pg.Rank(), step)
+					return err
+				})
+				if err != nil {
+					return err
+				}
+				// One more step together: equal weights need equal states.
+				if _, err := train(d, m, 1, step); err != nil {
+					return err
+				}
+				all, err := AllGatherObject(pg, weights(m))
+				if err != nil {
+					return err
+				}
+				return errors.Join(same(all[1], all[0]), same(all[2], all[0]))
+			})
+		})
+	}
+}

@@ -35,7 +35,8 @@ func (b *Base) allSlots() []slot {
 //
 //	{"state": {parameter number: {name: tensor}}, "param_groups": [{option: value, ..., "params": [numbers]}]}
 //
-// The tensors are the optimizer's own, not copies; the next step changes them. Package checkpoint writes the result
+// The tensors are the optimizer's own, not copies: the next step changes them. The handles on them are the caller's, to
+// drop when they are no longer needed. Package checkpoint writes the result
 // so that torch.load and torch.optim's load_state_dict read it.
 func (b *Base) StateDict() (*pickle.Dict, error) {
 	if b.native == nil {
