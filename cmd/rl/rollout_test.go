@@ -153,11 +153,13 @@ func TestIterationsKeepNoTensors(t *testing.T) {
 	for i := range 3 {
 		require.NoError(t, a.iterate(i))
 	}
+	// What other tests left to the collector may go meanwhile, so there can be fewer.
+	runtime.GC()
 	before := ts.LiveTensors()
-	for i := range 10 {
+	for i := range 30 {
 		require.NoError(t, a.iterate(3+i))
 	}
-	require.Equal(t, before, ts.LiveTensors())
+	require.LessOrEqual(t, ts.LiveTensors(), before)
 }
 
 // TestMapLocation is the tutorial's map_location = {'cuda:0': 'cuda:RANK'}.
