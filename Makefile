@@ -30,8 +30,10 @@ run: setup ## train the toy model for 50 epochs
 test: setup setup-python vet ## all tests
 	$(GO) test -p $(TEST_PROCS) -timeout 20m $(TEST_FLAGS) ./...
 
-long: setup setup-python ## what takes too long for every test: 100 restarts, 500 kills while saving
+long: setup setup-python ## what takes too long for every test: 100 restarts, 500 kills while saving, a Slurm of two nodes
 	GODDP_LONG=1 $(GO) test -count=1 -timeout 30m -run TestEveryRestart ./cmd/goddp
+	@command -v slurmctld >/dev/null || echo "no Slurm here: its test is left out (Debian: apt-get install slurm-wlm munge)"
+	! command -v slurmctld >/dev/null || GODDP_SLURM=1 $(GO) test -count=1 -timeout 30m -run 'TestSlurm$$' ./cmd/goddp
 	GODDP_KILLS=500 $(GO) test -count=1 -timeout 30m -run TestKillDuringSave ./checkpoint
 
 bench: setup setup-python ## Go against Python, into docs/benchmarks.md; BENCH_FLAGS=-quick takes less time

@@ -62,6 +62,7 @@ func verifyPages(s *ptfile.Storage, pages []byte, skip int) (err error) {
 	sum := uint32(0)
 	for at := 0; at < len(pages); at += staging {
 		piece := pages[at:min(at+staging, len(pages))]
+		_ = unix.Madvise(piece, unix.MADV_POPULATE_READ) // one call instead of a fault for every few pages
 		sum = crc32.Update(sum, crc32.IEEETable, piece[min(skip, len(piece)):])
 		skip = 0
 		_ = unix.Madvise(piece, unix.MADV_DONTNEED)
