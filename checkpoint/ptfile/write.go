@@ -124,7 +124,9 @@ type pickler struct {
 }
 
 // ErrAlias: PyTorch's format cannot hold one storage seen as two types.
-var ErrAlias = errors.New("Cannot save multiple tensors or storages that view the same data as different types") //nolint:staticcheck // PyTorch's wording
+//
+//lint:ignore ST1005 PyTorch's wording
+var ErrAlias = errors.New("Cannot save multiple tensors or storages that view the same data as different types")
 
 func (p *pickler) persistent(v any) (any, bool, error) {
 	ref, ok := v.(*storageRef)
