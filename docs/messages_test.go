@@ -16,6 +16,7 @@ import (
 
 	"github.com/goddp/goddp/checkpoint"
 	"github.com/goddp/goddp/data/vision"
+	"github.com/goddp/goddp/internal/testenv"
 	"github.com/goddp/goddp/launch"
 	"github.com/goddp/goddp/models"
 	"github.com/goddp/goddp/models/nn"
@@ -181,14 +182,14 @@ var alone = map[string]func(t *testing.T) error{
 	"nobody-comes": func(t *testing.T) error { // rank 0 of 2, and no rank 1
 		_, err := torchddp.InitProcessGroup(t.Context(), torchddp.InitOptions{
 			Backend: torchddp.Gloo, GlooInterfaces: []string{"lo"}, ConnectTimeout: 2 * time.Second,
-			InitMethod: fmt.Sprintf("tcp://127.0.0.1:%d?rank=0&world_size=2", freePort(t)),
+			InitMethod: fmt.Sprintf("tcp://127.0.0.1:%d?rank=0&world_size=2", testenv.FreePort(t)),
 		})
 		return err
 	},
 	"no-master": func(t *testing.T) error { // rank 1 of 2, and no rank 0
 		_, err := torchddp.InitProcessGroup(t.Context(), torchddp.InitOptions{
 			Backend: torchddp.Gloo, GlooInterfaces: []string{"lo"}, ConnectTimeout: 2 * time.Second,
-			InitMethod: fmt.Sprintf("tcp://127.0.0.1:%d?rank=1&world_size=2", freePort(t)),
+			InitMethod: fmt.Sprintf("tcp://127.0.0.1:%d?rank=1&world_size=2", testenv.FreePort(t)),
 		})
 		return err
 	},
@@ -228,16 +229,6 @@ var alone = map[string]func(t *testing.T) error{
 		_, err = checkpoint.Load(path, checkpoint.LoadOptions{MapLocation: checkpoint.MapTo(gotch.CudaBuilder(0))})
 		return err
 	},
-}
-
-func freePort(t *testing.T) int {
-	t.Helper()
-	ln, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	return ln.Addr().(*net.TCPAddr).Port
 }
 
 // nextRank is where the error of another rank begins.

@@ -60,7 +60,7 @@ func processes(t *testing.T, size int, backend string, fn func(pg *ProcessGroup)
 		require.NoError(t, errors.Join(fn(pg), pg.Destroy()))
 		return
 	}
-	port := freePort(t)
+	port := testenv.FreePort(t)
 	ctx, cancel := context.WithTimeout(bg, 4*time.Minute)
 	defer cancel()
 	only := "^" + strings.ReplaceAll(regexp.QuoteMeta(t.Name()), "/", "$/^") + "$"
@@ -350,7 +350,7 @@ func trainsAsPython(t *testing.T, backend string, size int, kind string, tol flo
 	if place != gotch.CPU {
 		device = "cuda"
 	}
-	want := live(t, device, backend, fmt.Sprint(size), fmt.Sprint(freePort(t)), kind)
+	want := live(t, device, backend, fmt.Sprint(size), fmt.Sprint(testenv.FreePort(t)), kind)
 	processes(t, size, backend, func(pg *ProcessGroup) error {
 		got, err := cudaNet(pg, kind)
 		if err != nil || pg.Rank() != 0 {

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/goddp/goddp/internal/testenv"
 	"github.com/stretchr/testify/require"
 	"github.com/sugarme/gotch"
 )
@@ -268,7 +269,7 @@ func TestKilledPeerIsAnError(t *testing.T) {
 		time.Sleep(time.Minute)
 		return
 	}
-	addr := fmt.Sprintf("tcp://127.0.0.1:%d", freePort(t))
+	addr := fmt.Sprintf("tcp://127.0.0.1:%d", testenv.FreePort(t))
 	cmd := exec.Command(os.Args[0], "-test.run=^TestKilledPeerIsAnError$", "-test.v")
 	cmd.Env = append(os.Environ(), childEnv+"="+addr)
 	require.NoError(t, cmd.Start())

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"runtime"
@@ -157,7 +156,7 @@ func TestMixedGroupWithPython(t *testing.T) {
 		{"one Go rank of three", 1, 3, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			port := freePort(t)
+			port := testenv.FreePort(t)
 			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 			defer cancel()
 			type result struct {
@@ -206,7 +205,7 @@ func TestMixedGroupWithPython(t *testing.T) {
 // TestMixedGroupMismatch: both sides say that the models differ, neither hangs.
 func TestMixedGroupMismatch(t *testing.T) {
 	python := testenv.Python(t)
-	port := freePort(t)
+	port := testenv.FreePort(t)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, python, "-c", peerScript, "0", "2", fmt.Sprint(port), "1", "copy")
@@ -233,11 +232,4 @@ func lines(text string) (list []string) {
 		list = append(list, s.Text())
 	}
 	return list
-}
-
-func freePort(t testing.TB) int {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
 }

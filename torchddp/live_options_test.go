@@ -320,7 +320,7 @@ func runLiveRank(rank, world, port int) ([]string, error) {
 // liveGroup runs all scenarios with live Python ranks, and a Go one where goRank is not negative. It gives what rank 0
 // had to say, which must be what all say.
 func liveGroup(t *testing.T, world, goRank int) []string {
-	port := freePort(t)
+	port := testenv.FreePort(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
 	type result struct {

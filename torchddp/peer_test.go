@@ -214,7 +214,7 @@ func TestCollectivesWithPython(t *testing.T) {
 			t.Setenv("TORCH_DISTRIBUTED_DEBUG", c.debug)
 			ctx, cancel := context.WithTimeout(bg, 2*time.Minute)
 			defer cancel()
-			port := freePort(t)
+			port := testenv.FreePort(t)
 			var waits []func() (string, error)
 			for r := range c.world {
 				if r != c.goRank {
@@ -315,7 +315,7 @@ func BenchmarkAllReduceAgainstPython(b *testing.B) {
 	}
 	var goTimes, pyTimes []float64
 	for range rounds {
-		port := freePort(b)
+		port := testenv.FreePort(b)
 		child := exec.Command(os.Args[0], "-test.run=^$", "-test.bench=^BenchmarkAllReduceAgainstPython$", "-test.benchtime=1x")
 		child.Env = append(os.Environ(), timeChildEnv+"="+fmt.Sprint(port))
 		require.NoError(b, child.Start())
@@ -324,7 +324,7 @@ func BenchmarkAllReduceAgainstPython(b *testing.B) {
 		require.NoError(b, child.Wait())
 		goTimes = append(goTimes, s)
 
-		port = freePort(b)
+		port = testenv.FreePort(b)
 		other := startPython(b, bg, "allreduce_time.py", nil, "1", fmt.Sprint(port), fmt.Sprint(calls))
 		out, err := startPython(b, bg, "allreduce_time.py", nil, "0", fmt.Sprint(port), fmt.Sprint(calls))()
 		require.NoError(b, err)

@@ -328,12 +328,12 @@ func TestRunGivesTorchrunsVariables(t *testing.T) {
 // The same program under Python's torchrun and under goddp run has the same variables, but for what differs from job to job.
 func TestRunAgreesWithPythonsTorchrun(t *testing.T) {
 	python := testenv.Python(t)
-	cmd := exec.Command(python, "-m", "torch.distributed.run", "--no-python", "--nnodes", "1", "--nproc-per-node", "2", "--role", "r", "--rdzv-id", "x", "--max-restarts", "1", "--master-port", freePort(t), self, "env")
+	cmd := exec.Command(python, "-m", "torch.distributed.run", "--no-python", "--nnodes", "1", "--nproc-per-node", "2", "--role", "r", "--rdzv-id", "x", "--max-restarts", "1", "--master-port", strconv.Itoa(testenv.FreePort(t)), self, "env")
 	cmd.Env = append(cleanEnv(), roleVar+"=worker")
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	theirs := environments(t, string(out))
-	r := goddp(t, "run", "--nnodes", "1", "--nproc-per-node", "2", "--role", "r", "--rdzv-id", "x", "--max-restarts", "1", "--master-port", freePort(t), self, "env")
+	r := goddp(t, "run", "--nnodes", "1", "--nproc-per-node", "2", "--role", "r", "--rdzv-id", "x", "--max-restarts", "1", "--master-port", strconv.Itoa(testenv.FreePort(t)), self, "env")
 	require.Zero(t, r.code, r.err)
 	ours := environments(t, r.out)
 	require.Len(t, theirs, 2)
@@ -361,13 +361,6 @@ func missingIn(ours, theirs map[string]string) (names []string) {
 		}
 	}
 	return names
-}
-
-func freePort(t *testing.T) string {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer ln.Close()
-	return strconv.Itoa(ln.Addr().(*net.TCPAddr).Port)
 }
 
 func TestRunNumberOfWorkers(t *testing.T) {
@@ -492,7 +485,7 @@ func TestRunAcceptsTorchrunsHabits(t *testing.T) {
 		"--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", "--local_addr=127.0.0.2", "--nnodes=1:1", self, "env")
 	require.Zero(t, r.code, r.err)
 	assert.Equal(t, "127.0.0.2", environments(t, r.out)[0]["MASTER_ADDR"])
-	port := freePort(t)
+	port := strconv.Itoa(testenv.FreePort(t))
 	r = goddp(t, "run", "--rdzv-endpoint", "127.0.0.1:"+port, self, "env")
 	require.Zero(t, r.code, r.err)
 	assert.Equal(t, port, environments(t, r.out)[0]["MASTER_PORT"])

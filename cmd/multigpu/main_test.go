@@ -100,7 +100,7 @@ func TestWeightsArePythons(t *testing.T) {
 			cmd, _, stderr := command(t, append(c.args, "--backend", "gloo", "--nproc-per-node", strconv.Itoa(c.world), "--checkpoint", "go.ckpt")...)
 			require.NoError(t, cmd.Run(), stderr.String())
 			py := exec.Command(python, append([]string{script}, append(c.args, "--world-size", strconv.Itoa(c.world), "--checkpoint", "py.ckpt",
-				"--master-port", strconv.Itoa(freePort(t)))...)...)
+				"--master-port", strconv.Itoa(testenv.FreePort(t)))...)...)
 			py.Dir = cmd.Dir
 			py.Env = append(os.Environ(), "GLOO_SOCKET_IFNAME=lo")
 			out, err := py.CombinedOutput()
@@ -114,13 +114,6 @@ for k in a:
 `, filepath.Join(cmd.Dir, "go.ckpt"), filepath.Join(cmd.Dir, "py.ckpt"))
 		})
 	}
-}
-
-func freePort(t *testing.T) int {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
 }
 
 func TestBadArguments(t *testing.T) {
@@ -264,7 +257,7 @@ func childrenOf(t *testing.T, pid int) []int {
 
 // TestRankInEnvironment: started by someone else, the program is one rank and spawns none.
 func TestRankInEnvironment(t *testing.T) {
-	port := strconv.Itoa(freePort(t))
+	port := strconv.Itoa(testenv.FreePort(t))
 	dir := t.TempDir()
 	var cmds [2]*exec.Cmd
 	var outs, errs [2]*bytes.Buffer

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -213,7 +212,7 @@ func TestLaunchers(t *testing.T) {
 	})
 	t.Run("torch.distributed.launch", func(t *testing.T) { // the tutorial's
 		run(t, testenv.Python(t), slices.Concat([]string{"-m", "torch.distributed.launch", "--use_env", "--nproc_per_node=2", "--no_python",
-			"--master_port=" + strconv.Itoa(freePort(t)), rlBinary}, job)...)
+			"--master_port=" + strconv.Itoa(testenv.FreePort(t)), rlBinary}, job)...)
 	})
 	for name, env := range map[string]func(rank, port int) []string{
 		"environment": func(rank, port int) []string {
@@ -226,7 +225,7 @@ func TestLaunchers(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			port, dir, out := freePort(t), t.TempDir(), ""
+			port, dir, out := testenv.FreePort(t), t.TempDir(), ""
 			var cmds [2]*exec.Cmd
 			var stdout, stderr [2]*bytes.Buffer
 			for rank := range cmds {
@@ -242,13 +241,6 @@ func TestLaunchers(t *testing.T) {
 			check(t, dir, out)
 		})
 	}
-}
-
-func freePort(t *testing.T) int {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
 }
 
 func TestBadArguments(t *testing.T) {
