@@ -54,8 +54,9 @@ build: setup ## the programs, into bin/
 vet: setup
 	$(GO) vet ./...
 
-fmt: ## format the Go code
+fmt: ## format the Go code, and the C++ where there is a clang-format
 	gofmt -l -w .
+	! command -v clang-format >/dev/null || clang-format -i csrc/tdp/*.cpp csrc/tdp/*.h bench/internal/plain/cpp/*.cpp
 
 lint: vet ## what vet, gofmt and staticcheck object to
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo "run make fmt"; exit 1; }

@@ -118,8 +118,9 @@ tdp_error *tdp_amp_unscale(tdp_optim *o, tdp_tensor scale, int32_t check_only, i
       auto at = found.begin();
       while (at != found.end() && at->first != key.first) ++at;
       if (at == found.end())
-        at = found.insert(found.end(), {key.first, Found{at::zeros({}, s.options().dtype(c10::kFloat).device(key.first)),
-                                                         inv.to(key.first, c10::kFloat, true)}});
+        at =
+            found.insert(found.end(), {key.first, Found{at::zeros({}, s.options().dtype(c10::kFloat).device(key.first)),
+                                                        inv.to(key.first, c10::kFloat, true)}});
       at::_amp_foreach_non_finite_check_and_unscale_(list, at->second.inf, at->second.inv_scale);
     }
     at::Tensor total = found[0].second.inf.to(s.device(), c10::kFloat, true);

@@ -74,8 +74,8 @@ Tensors usable_list(tdp_pg *pg, const tdp_tensor *handles, int32_t n, const char
 void same_dtype(const at::Tensor &one, const Tensors &list) {
   for (size_t i = 0; i < list.size(); i++)
     if (list[i].scalar_type() != one.scalar_type())
-      refuse(std::string("Invalid usage of tensors with different dtypes: ") + c10::toString(one.scalar_type()) + " and, at index " +
-             std::to_string(i) + " of the list, " + c10::toString(list[i].scalar_type()));
+      refuse(std::string("Invalid usage of tensors with different dtypes: ") + c10::toString(one.scalar_type()) +
+             " and, at index " + std::to_string(i) + " of the list, " + c10::toString(list[i].scalar_type()));
 }
 
 std::string shape(const at::Tensor &t) { return c10::str(t.sizes()); }
@@ -423,7 +423,8 @@ tdp_error *tdp_allgather_into_coalesced(tdp_pg *pg, const tdp_tensor *outputs, c
   return run(pg, site, kGroups, work, [&]() -> WorkPtr {
     auto out = usable_list(pg, outputs, n, "an output tensor"), in = usable_list(pg, inputs, n, "an input tensor");
     if (n == 0) refuse("all_gather_into_tensor_coalesced needs at least one tensor");
-    for (int32_t i = 0; i < n; i++) times_size(pg, out[i], in[i], "all_gather_into_tensor_coalesced", "output", "input");
+    for (int32_t i = 0; i < n; i++)
+      times_size(pg, out[i], in[i], "all_gather_into_tensor_coalesced", "output", "input");
     auto o = options<c10d::AllgatherOptions>(timeout_ms, work);
     if (!pg->wrapped) return group_of(pg)->allgather_into_tensor_coalesced(out, in, o);
     // The debug wrapper does not know this operation: one after the other.

@@ -10,7 +10,7 @@
 #include <vector>
 
 struct tdp_pg {
-  c10::intrusive_ptr<c10d::ProcessGroup> pg; // a tdp::RecordedGroup
+  c10::intrusive_ptr<c10d::ProcessGroup> pg;  // a tdp::RecordedGroup
   std::string name;
   // What was made for the group: with a debug wrapper also what it wraps and its helper, for it forwards neither
   // timeouts nor aborts.
@@ -22,9 +22,9 @@ struct tdp_pg {
 
 struct tdp_work {
   c10::intrusive_ptr<c10d::Work> work;
-  c10::intrusive_ptr<c10d::ProcessGroup> pg; // whose history gets the outcome; NULL for none
+  c10::intrusive_ptr<c10d::ProcessGroup> pg;  // whose history gets the outcome; NULL for none
   uint64_t ticket = 0;
-  int64_t timeout_ms = -1; // for operations that take none when they start
+  int64_t timeout_ms = -1;  // for operations that take none when they start
 };
 
 namespace tdp {

@@ -37,8 +37,7 @@ namespace {
 
 FuturePtr completed(const at::Tensor &value) {
   auto f = c10::make_intrusive<c10::ivalue::Future>(
-      c10::TensorType::get(),
-      value.is_cuda() ? std::vector<c10::Device>{value.device()} : std::vector<c10::Device>{});
+      c10::TensorType::get(), value.is_cuda() ? std::vector<c10::Device>{value.device()} : std::vector<c10::Device>{});
   f->markCompleted(value);
   return f;
 }
@@ -157,20 +156,22 @@ tdp_error *tdp_future_ready(tdp_tensor value, tdp_future **out) {
 }
 
 tdp_error *tdp_future_of_work(tdp_work *w, tdp_future **out) {
-  return guard([&] { *out = new tdp_future{need(need(w, "the collective")->work.get(), "the collective")->getFuture()}; });
+  return guard(
+      [&] { *out = new tdp_future{need(need(w, "the collective")->work.get(), "the collective")->getFuture()}; });
 }
 
 tdp_error *tdp_future_then(tdp_future *f, tdp_then_fn fn, uintptr_t state, tdp_future **out) {
   return guard([&] {
-    auto next = need(f, "the future")->future->then(
-        [fn, state](c10::ivalue::Future &done) -> c10::IValue {
-          at::Tensor in = first_tensor(done.value());  // throws the collective's own error, if any
-          tdp_tensor result = nullptr;
-          if (char *error = fn(state, new at::Tensor(in), &result)) fail(error);
-          std::unique_ptr<at::Tensor> value(result);
-          return *value;
-        },
-        c10::TensorType::get());
+    auto next = need(f, "the future")
+                    ->future->then(
+                        [fn, state](c10::ivalue::Future &done) -> c10::IValue {
+                          at::Tensor in = first_tensor(done.value());  // throws the collective's own error, if any
+                          tdp_tensor result = nullptr;
+                          if (char *error = fn(state, new at::Tensor(in), &result)) fail(error);
+                          std::unique_ptr<at::Tensor> value(result);
+                          return *value;
+                        },
+                        c10::TensorType::get());
     *out = new tdp_future{std::move(next)};
   });
 }

@@ -269,7 +269,7 @@ tdp_error *tdp_script_call(tdp_script *s, const char *method, const tdp_value *a
     auto &m = need(s, "the TorchScript module")->module;
     auto found = m.find_method(method);
     if (!found) throw Error(TDP_ERR_VALUE, "the TorchScript module has no method " + std::string(method));
-    const auto &wanted = found->function().getSchema().arguments(); // the first is self
+    const auto &wanted = found->function().getSchema().arguments();  // the first is self
     std::vector<c10::IValue> inputs;
     for (int32_t i = 0; i < n; i++) {
       size_t at = static_cast<size_t>(i) + 1;

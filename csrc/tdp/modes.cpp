@@ -1,5 +1,5 @@
-// Modes of the reducer that PyTorch has in Python: mixed precision, a delayed reduction, and optimizers that step inside
-// the backward.
+// Modes of the reducer that PyTorch has in Python: mixed precision, a delayed reduction, and optimizers that step
+// inside the backward.
 #include "optim_internal.h"
 #include "reducer.h"
 
@@ -88,8 +88,8 @@ class MixedPrecision {
 
   c10::ScalarType type_;
   size_t trained_;
-  std::vector<at::Tensor> params_; // the trained ones in the reducer's order, then the frozen ones
-  std::vector<at::Tensor> full_;   // what the parameters were, while they are lowered
+  std::vector<at::Tensor> params_;  // the trained ones in the reducer's order, then the frozen ones
+  std::vector<at::Tensor> full_;    // what the parameters were, while they are lowered
   std::vector<std::shared_ptr<Node>> nodes_;
   std::unordered_map<const c10::TensorImpl *, size_t> index_;
 };
@@ -169,15 +169,18 @@ class DelayedReduction : public std::enable_shared_from_this<DelayedReduction> {
  public:
   DelayedReduction(std::shared_ptr<Live> live, std::vector<at::Tensor> params, std::vector<std::string> names,
                    at::Tensor trigger, std::string trigger_name)
-      : live_(std::move(live)), params_(std::move(params)), names_(std::move(names)), trigger_(std::move(trigger)),
+      : live_(std::move(live)),
+        params_(std::move(params)),
+        names_(std::move(names)),
+        trigger_(std::move(trigger)),
         trigger_name_(std::move(trigger_name)) {
     at::NoGradGuard no_grad;
     int64_t total = 0;
     for (auto &p : params_) {
       if (p.scalar_type() != params_[0].scalar_type())
-        throw Error(TDP_ERR_VALUE, "parameters whose reduction is delayed must be of one dtype: " + names_[0] +
-                                       " is " + c10::toString(params_[0].scalar_type()) + ", " +
-                                       names_[views_.size()] + " is " + c10::toString(p.scalar_type()));
+        throw Error(TDP_ERR_VALUE, "parameters whose reduction is delayed must be of one dtype: " + names_[0] + " is " +
+                                       c10::toString(params_[0].scalar_type()) + ", " + names_[views_.size()] + " is " +
+                                       c10::toString(p.scalar_type()));
       total += p.numel();
     }
     buffer_ = at::zeros({total}, params_[0].options().requires_grad(false));

@@ -32,8 +32,7 @@ tdp_error *tdp_pg_add_nccl(tdp_pg *pg, tdp_store *store, tdp_store *helper_store
     options->timeout = timeout;
     options->group_name = pg->name;
     options->global_ranks_in_group.assign(global_ranks, global_ranks + group->getSize());
-    if (bound_device >= 0)
-      group->setBoundDeviceId(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(bound_device)));
+    if (bound_device >= 0) group->setBoundDeviceId(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(bound_device)));
     auto nccl = c10::make_intrusive<c10d::ProcessGroupNCCL>(tdp::need(store, "the store")->store, group->getRank(),
                                                             group->getSize(), options);
     nccl->setSequenceNumberForGroup();
@@ -86,8 +85,8 @@ tdp_error *tdp_pg_split_nccl(tdp_pg *pg, tdp_pg *parent, tdp_store *store, const
   });
 }
 
-tdp_error *tdp_flight_recorder_dump(int32_t nccl, int32_t json, int32_t collectives, int32_t stacks, int32_t only_active,
-                                    tdp_bytes *out) {
+tdp_error *tdp_flight_recorder_dump(int32_t nccl, int32_t json, int32_t collectives, int32_t stacks,
+                                    int32_t only_active, tdp_bytes *out) {
   return tdp::guard([&] {
     std::string dump;
     if (nccl) {

@@ -126,9 +126,8 @@ tdp_error *tdp_nn_reshape(tdp_tensor x, const int64_t *sizes, int32_t ndim, tdp_
 }
 
 tdp_error *tdp_nn_dropout(tdp_tensor x, double p, int32_t train, int32_t inplace, tdp_tensor *out) {
-  return guard([&] {
-    give(out, inplace ? at::dropout_(input(x), p, train != 0) : at::dropout(input(x), p, train != 0));
-  });
+  return guard(
+      [&] { give(out, inplace ? at::dropout_(input(x), p, train != 0) : at::dropout(input(x), p, train != 0)); });
 }
 
 tdp_error *tdp_nn_add(tdp_tensor x, tdp_tensor y, int32_t inplace, tdp_tensor *out) {
@@ -168,8 +167,8 @@ tdp_error *tdp_nn_batch_norm(tdp_tensor x, tdp_tensor weight, tdp_tensor bias, t
       int64_t per_channel = in.dim() > 0 ? in.size(0) : 0;
       for (int64_t d = 2; d < in.dim(); d++) per_channel *= in.size(d);
       if (per_channel == 1 && !synchronised(running_mean, weight))
-        throw Error(TDP_ERR_VALUE, "training needs more than 1 value per channel, the input has shape " +
-                                       text(in.sizes()));
+        throw Error(TDP_ERR_VALUE,
+                    "training needs more than 1 value per channel, the input has shape " + text(in.sizes()));
     }
     if (auto n = maybe(count)) {
       at::NoGradGuard no_grad;
@@ -193,8 +192,8 @@ tdp_error *tdp_nn_layer_norm(tdp_tensor x, const int64_t *shape, int32_t ndim, t
 tdp_error *tdp_nn_group_norm(tdp_tensor x, int64_t groups, tdp_tensor weight, tdp_tensor bias, double eps,
                              tdp_tensor *out) {
   return guard([&] {
-    give(out, at::group_norm(input(x), groups, maybe(weight), maybe(bias), eps,
-                             at::globalContext().userEnabledCuDNN()));
+    give(out,
+         at::group_norm(input(x), groups, maybe(weight), maybe(bias), eps, at::globalContext().userEnabledCuDNN()));
   });
 }
 
@@ -276,7 +275,8 @@ tdp_error *tdp_nn_loss(int32_t kind, tdp_tensor in, tdp_tensor target, tdp_tenso
         return give(out, at::l1_loss(x, y, reduction));
       case TDP_NN_SMOOTH_L1:
         // Python does the same: beta 0 is L1.
-        return give(out, parameter == 0 ? at::l1_loss(x, y, reduction) : at::smooth_l1_loss(x, y, reduction, parameter));
+        return give(out,
+                    parameter == 0 ? at::l1_loss(x, y, reduction) : at::smooth_l1_loss(x, y, reduction, parameter));
       case TDP_NN_BCE_LOGITS:
         return give(out, at::binary_cross_entropy_with_logits(x, y, maybe(weight), maybe(pos_weight), reduction));
     }

@@ -28,7 +28,8 @@ OptimGroup &group_at(tdp_optim *o, int32_t group) {
 at::Tensor &state_at(tdp_optim *o, int32_t group, int32_t param, int32_t slot) {
   OptimGroup &g = group_at(o, group);
   if (param < 0 || static_cast<size_t>(param) >= g.params.size())
-    throw Error(TDP_ERR_VALUE, "parameter group " + std::to_string(group) + " has no parameter " + std::to_string(param));
+    throw Error(TDP_ERR_VALUE,
+                "parameter group " + std::to_string(group) + " has no parameter " + std::to_string(param));
   if (slot < 0 || slot >= TDP_NUM_SLOTS) throw Error(TDP_ERR_VALUE, "no state slot " + std::to_string(slot));
   return g.slots[slot][param];
 }
@@ -213,7 +214,9 @@ tdp_error *tdp_optim_set_state(tdp_optim *o, int32_t group, int32_t param, int32
     if (v.layout() != c10::kStrided) {
       state = v.to(p.options().layout(v.layout()), false, true);
     } else {
-      at::Tensor copy = at::empty_like(p.detach(), p.options().dtype(p.is_floating_point() ? p.scalar_type() : v.scalar_type()).requires_grad(false));
+      at::Tensor copy = at::empty_like(
+          p.detach(),
+          p.options().dtype(p.is_floating_point() ? p.scalar_type() : v.scalar_type()).requires_grad(false));
       copy.copy_(v);
       state = copy;
     }

@@ -71,7 +71,7 @@ struct Numbers {
 
 template <typename T>
 struct Check {
-  static constexpr int kSize = 3 * kBlock + 61; // whole vectors and a rest
+  static constexpr int kSize = 3 * kBlock + 61;  // whole vectors and a rest
   Numbers numbers;
   c10::ScalarType dtype;
   Scratch<T> scratch;

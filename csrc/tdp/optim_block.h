@@ -14,8 +14,8 @@
 
 namespace tdp {
 
-// Elements of a block: with parameter, gradient, three states and two temporaries half of a first cache of 32 KiB. Twice
-// as many were slower: large tensors begin at like addresses, so their blocks compete for the same lines.
+// Elements of a block: with parameter, gradient, three states and two temporaries half of a first cache of 32 KiB.
+// Twice as many were slower: large tensors begin at like addresses, so their blocks compete for the same lines.
 constexpr int kBlock = 512;
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
@@ -31,44 +31,44 @@ constexpr int kBlock = 512;
 namespace kernel {
 
 // The multiply-adds below are those that libtorch's kernels do in one rounding.
-#define TDP_DEFINE_KERNELS(T, FMA, SQRT)                                                                             \
-  TDP_KERNEL inline void neg(T *r, const T *x, int n) {                                                              \
-    for (int i = 0; i < n; i++) r[i] = -x[i];                                                                        \
-  }                                                                                                                  \
-  TDP_KERNEL inline void axpy(T *r, const T *x, const T *y, T a, int n) {                                            \
-    for (int i = 0; i < n; i++) r[i] = FMA(y[i], a, x[i]);                                                           \
-  }                                                                                                                  \
-  TDP_KERNEL inline void mul(T *r, const T *x, T a, int n) {                                                         \
-    for (int i = 0; i < n; i++) r[i] = x[i] * a;                                                                     \
-  }                                                                                                                  \
-  TDP_KERNEL inline void div(T *r, const T *x, T a, int n) {                                                         \
-    for (int i = 0; i < n; i++) r[i] = x[i] / a;                                                                     \
-  }                                                                                                                  \
-  TDP_KERNEL inline void quotient(T *r, const T *x, const T *y, int n) {                                             \
-    for (int i = 0; i < n; i++) r[i] = x[i] / y[i];                                                                  \
-  }                                                                                                                  \
-  TDP_KERNEL inline void plus(T *r, const T *x, T a, int n) {                                                        \
-    for (int i = 0; i < n; i++) r[i] = x[i] + a;                                                                     \
-  }                                                                                                                  \
-  TDP_KERNEL inline void ieee_root(T *r, const T *x, int n) {                                                           \
-    for (int i = 0; i < n; i++) r[i] = SQRT(x[i]);                                                                   \
-  }                                                                                                                  \
-  TDP_KERNEL inline void max(T *r, const T *x, const T *y, int n) {                                                  \
-    for (int i = 0; i < n; i++) r[i] = (x[i] != x[i]) || x[i] > y[i] ? x[i] : y[i];                                  \
-  }                                                                                                                  \
-  TDP_KERNEL inline void lerp(T *r, const T *x, const T *y, T w, bool small, int n) {                                \
-    if (small) {                                                                                                     \
-      for (int i = 0; i < n; i++) r[i] = FMA(w, y[i] - x[i], x[i]);                                                  \
-    } else {                                                                                                         \
-      const T c = w - T(1);                                                                                          \
-      for (int i = 0; i < n; i++) r[i] = FMA(c, y[i] - x[i], y[i]);                                                  \
-    }                                                                                                                \
-  }                                                                                                                  \
-  TDP_KERNEL inline void addcmul(T *r, const T *x, const T *y, const T *z, T a, int n) {                             \
-    for (int i = 0; i < n; i++) r[i] = FMA(a * y[i], z[i], x[i]);                                                    \
-  }                                                                                                                  \
-  TDP_KERNEL inline void addcdiv(T *r, const T *x, const T *y, const T *z, T a, int n) {                             \
-    for (int i = 0; i < n; i++) r[i] = x[i] + (a * y[i]) / z[i];                                                     \
+#define TDP_DEFINE_KERNELS(T, FMA, SQRT)                                                 \
+  TDP_KERNEL inline void neg(T *r, const T *x, int n) {                                  \
+    for (int i = 0; i < n; i++) r[i] = -x[i];                                            \
+  }                                                                                      \
+  TDP_KERNEL inline void axpy(T *r, const T *x, const T *y, T a, int n) {                \
+    for (int i = 0; i < n; i++) r[i] = FMA(y[i], a, x[i]);                               \
+  }                                                                                      \
+  TDP_KERNEL inline void mul(T *r, const T *x, T a, int n) {                             \
+    for (int i = 0; i < n; i++) r[i] = x[i] * a;                                         \
+  }                                                                                      \
+  TDP_KERNEL inline void div(T *r, const T *x, T a, int n) {                             \
+    for (int i = 0; i < n; i++) r[i] = x[i] / a;                                         \
+  }                                                                                      \
+  TDP_KERNEL inline void quotient(T *r, const T *x, const T *y, int n) {                 \
+    for (int i = 0; i < n; i++) r[i] = x[i] / y[i];                                      \
+  }                                                                                      \
+  TDP_KERNEL inline void plus(T *r, const T *x, T a, int n) {                            \
+    for (int i = 0; i < n; i++) r[i] = x[i] + a;                                         \
+  }                                                                                      \
+  TDP_KERNEL inline void ieee_root(T *r, const T *x, int n) {                            \
+    for (int i = 0; i < n; i++) r[i] = SQRT(x[i]);                                       \
+  }                                                                                      \
+  TDP_KERNEL inline void max(T *r, const T *x, const T *y, int n) {                      \
+    for (int i = 0; i < n; i++) r[i] = (x[i] != x[i]) || x[i] > y[i] ? x[i] : y[i];      \
+  }                                                                                      \
+  TDP_KERNEL inline void lerp(T *r, const T *x, const T *y, T w, bool small, int n) {    \
+    if (small) {                                                                         \
+      for (int i = 0; i < n; i++) r[i] = FMA(w, y[i] - x[i], x[i]);                      \
+    } else {                                                                             \
+      const T c = w - T(1);                                                              \
+      for (int i = 0; i < n; i++) r[i] = FMA(c, y[i] - x[i], y[i]);                      \
+    }                                                                                    \
+  }                                                                                      \
+  TDP_KERNEL inline void addcmul(T *r, const T *x, const T *y, const T *z, T a, int n) { \
+    for (int i = 0; i < n; i++) r[i] = FMA(a * y[i], z[i], x[i]);                        \
+  }                                                                                      \
+  TDP_KERNEL inline void addcdiv(T *r, const T *x, const T *y, const T *z, T a, int n) { \
+    for (int i = 0; i < n; i++) r[i] = x[i] + (a * y[i]) / z[i];                         \
   }
 
 TDP_DEFINE_KERNELS(float, __builtin_fmaf, __builtin_sqrtf)
@@ -81,8 +81,8 @@ void root(double *r, const double *x, int n);
 
 }  // namespace kernel
 
-// While it lives, MKL works on the calling thread alone. Otherwise it would look for helpers at every block, which takes
-// longer than the block.
+// While it lives, MKL works on the calling thread alone. Otherwise it would look for helpers at every block, which
+// takes longer than the block.
 class SerialMath {
  public:
   SerialMath();

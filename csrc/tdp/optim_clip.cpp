@@ -79,9 +79,10 @@ tdp_error *tdp_clip_grad_norm(const tdp_tensor *params, int32_t n, double max_no
     }
     at::Tensor total = at::linalg_vector_norm(at::stack(norms), norm_type);
     if (error_if_nonfinite && !std::isfinite(total.item<double>()))
-      throw Error(TDP_ERR_VALUE, "The total norm of order " + number(norm_type) +
-                                     " for the gradients is non-finite, so it cannot be clipped. To scale the gradients "
-                                     "by the non-finite norm anyway, do not ask for this error");
+      throw Error(TDP_ERR_VALUE,
+                  "The total norm of order " + number(norm_type) +
+                      " for the gradients is non-finite, so it cannot be clipped. To scale the gradients "
+                      "by the non-finite norm anyway, do not ask for this error");
     at::Tensor scale = total.add(1e-6).reciprocal().mul(max_norm).clamp_max(1.0);
     for (const Tensors &list : lists) {
       at::Tensor here = scale.to(list[0].device());

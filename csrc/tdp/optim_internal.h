@@ -25,7 +25,7 @@ struct OptimGroup {
 // What one step works on: the parameters of a group that have a gradient.
 struct OptimWork {
   OptimGroup *group = nullptr;
-  std::vector<size_t> index; // into the group
+  std::vector<size_t> index;  // into the group
   std::vector<at::Tensor> params, grads;
   bool sparse = false, complex = false;
 
@@ -51,5 +51,5 @@ struct tdp_optim {
   // For steps inside backward.
   std::mutex mutex;
   std::vector<tdp_optim_options> backward_options;
-  std::unordered_map<const c10::TensorImpl *, std::pair<size_t, size_t>> position; // parameter -> group, index
+  std::unordered_map<const c10::TensorImpl *, std::pair<size_t, size_t>> position;  // parameter -> group, index
 };

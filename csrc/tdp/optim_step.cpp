@@ -179,9 +179,9 @@ void init_state(const OptimWork &w, std::initializer_list<int> slots, bool fused
 
 // The parameters of a step that share device and dtype, as lists.
 struct Batch {
-  std::vector<size_t> index; // into the work
+  std::vector<size_t> index;  // into the work
   Tensors params, grads, steps;
-  std::array<Tensors, 3> s; // empty for slots that are not asked for
+  std::array<Tensors, 3> s;  // empty for slots that are not asked for
 };
 
 std::vector<Batch> batches(const OptimWork &w, std::initializer_list<int> slots) {
@@ -290,7 +290,7 @@ struct SGD {
         } else if (buf.defined()) {
           copy_(buf, g);
         } else if constexpr (std::is_same_v<std::decay_t<decltype(buf)>, at::Tensor>) {
-          w.slot(TDP_SLOT_1, i) = buf = g.detach().clone(); // sparse
+          w.slot(TDP_SLOT_1, i) = buf = g.detach().clone();  // sparse
         }
         g = nesterov ? axpy(g, buf, o.momentum) : buf;
       }
@@ -298,7 +298,7 @@ struct SGD {
     });
   }
 
-  void foreach(const OptimWork &w) const {
+  void foreach (const OptimWork &w) const {
     for (Batch &b : batches(w, {TDP_SLOT_1})) {
       Tensors grads = b.grads;
       if (maximize) grads = at::_foreach_neg(grads);
@@ -324,7 +324,7 @@ struct SGD {
           }
         }
         if (nesterov)
-          at::_foreach_add_(grads, bufs, o.momentum); // with no decay these are the gradients themselves, as in Python
+          at::_foreach_add_(grads, bufs, o.momentum);  // with no decay these are the gradients themselves, as in Python
         else
           grads = bufs;
       }
@@ -415,7 +415,7 @@ struct Adam {
     });
   }
 
-  void foreach(const OptimWork &w) const {
+  void foreach (const OptimWork &w) const {
     init(w, false);
     for (Batch &b : batches(w, {TDP_SLOT_1, TDP_SLOT_2, TDP_SLOT_3})) {
       if (!amsgrad) b.s[2].clear();
@@ -519,7 +519,7 @@ struct RMSprop {
     });
   }
 
-  void foreach(const OptimWork &w) const {
+  void foreach (const OptimWork &w) const {
     init(w);
     for (Batch &b : batches(w, {TDP_SLOT_1, TDP_SLOT_2, TDP_SLOT_3})) {
       if (!(o.momentum > 0)) b.s[1].clear();
@@ -600,7 +600,7 @@ struct Adagrad {
     });
   }
 
-  void foreach(const OptimWork &w) const {
+  void foreach (const OptimWork &w) const {
     if (w.sparse) return single(w);
     for (Batch &b : batches(w, {TDP_SLOT_1})) {
       if (w.complex) as_real(b);
@@ -803,7 +803,7 @@ void run_without_fused(const A &algorithm, const OptimWork &w, int32_t implement
   if (implementation == TDP_IMPL_FUSED)
     throw Error(TDP_ERR_UNSUPPORTED, std::string(name) + " has no fused implementation");
   if (implementation == TDP_IMPL_FOREACH)
-    algorithm.foreach(w);
+    algorithm.foreach (w);
   else
     algorithm.single(w);
 }
@@ -814,7 +814,7 @@ void run_any(const A &algorithm, const OptimWork &w, int32_t implementation, con
   if (implementation == TDP_IMPL_FUSED)
     algorithm.fused(w, grad_scale, found_inf);
   else if (implementation == TDP_IMPL_FOREACH)
-    algorithm.foreach(w);
+    algorithm.foreach (w);
   else
     algorithm.single(w);
 }

@@ -124,8 +124,7 @@ tdp_error *tdp_reducer_new(tdp_pg *pg, const tdp_tensor *params, int32_t n, cons
     std::vector<int> device_ids;
     if (o->device_index >= 0) device_ids.push_back(o->device_index);
     handle->logger->set_construction_data_and_log(o->module_name, device_ids, o->device_index,
-                                                  o->broadcast_buffers != 0, o->has_sync_bn != 0,
-                                                  o->static_graph != 0);
+                                                  o->broadcast_buffers != 0, o->has_sync_bn != 0, o->static_graph != 0);
     if (o->static_graph) {
       handle->reducer->set_static_graph();
       handle->logger->set_static_graph();

@@ -34,17 +34,17 @@ struct tdp_reducer {
   std::shared_ptr<c10d::Logger> logger;
   std::shared_ptr<tdp::Live> live = std::make_shared<tdp::Live>();
   std::vector<at::Tensor> params;
-  std::vector<std::vector<size_t>> buckets; // as they were cut first
+  std::vector<std::vector<size_t>> buckets;  // as they were cut first
   bool find_unused = false;
   bool static_graph = false;
-  bool synced = false; // the last forward was outside no_sync
+  bool synced = false;  // the last forward was outside no_sync
   // Whether the static graph's first backward has been told to reduce at its end. Shared with the graph's sink, which
   // may outlive this handle.
   std::shared_ptr<bool> delay_queued = std::make_shared<bool>(false);
 
   std::shared_ptr<tdp::MixedPrecision> mixed;
   std::shared_ptr<tdp::DelayedReduction> delayed;
-  std::vector<at::Tensor> stepped; // parameters that an optimizer steps in backward
+  std::vector<at::Tensor> stepped;  // parameters that an optimizer steps in backward
 
   // The logger reads the reducer one last time when it dies.
   ~tdp_reducer() {

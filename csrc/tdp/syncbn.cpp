@@ -153,9 +153,9 @@ Stats batch_stats_cuda(const Group &group, const at::Tensor &x, const at::Tensor
   counts = counts.index_select(0, filled);
   if (counts.numel() == 0) throw tdp::Error(TDP_ERR_VALUE, "SyncBatchNorm: every rank's batch is empty");
   auto weights = running_mean.defined() ? counts.to(running_mean.scalar_type()) : counts;
-  auto [mean, invstd] = at::batch_norm_gather_stats_with_counts(
-      x, all.slice(1, 0, channels).contiguous(), all.slice(1, channels, 2 * channels).contiguous(), running_mean,
-      running_var, momentum, eps, weights);
+  auto [mean, invstd] = at::batch_norm_gather_stats_with_counts(x, all.slice(1, 0, channels).contiguous(),
+                                                                all.slice(1, channels, 2 * channels).contiguous(),
+                                                                running_mean, running_var, momentum, eps, weights);
   return {mean, invstd, counts.to(c10::kInt)};
 }
 
@@ -204,8 +204,8 @@ class SyncBatchNorm : public torch::autograd::Function<SyncBatchNorm> {
             at::batch_norm_backward_reduce(dy, x, mean, invstd, weight, need_x, need_w, need_b);
       }
       if (need_x) {
-        at::Tensor sums = x.numel() > 0 ? at::cat({sum_dy, sum_dy_xmu})
-                                        : at::zeros({2 * channels}, x.options().dtype(stats_type(x)));
+        at::Tensor sums =
+            x.numel() > 0 ? at::cat({sum_dy, sum_dy_xmu}) : at::zeros({2 * channels}, x.options().dtype(stats_type(x)));
         sum_over_ranks(group, sums);
         if (x.numel() > 0)
           dx = at::batch_norm_backward_elemt(dy, x, mean, invstd,
@@ -216,8 +216,8 @@ class SyncBatchNorm : public torch::autograd::Function<SyncBatchNorm> {
       auto op = stats_type(x);
       at::Tensor g = dy.to(op), centred = x.to(op) - per_channel(mean.to(op), x);
       auto dims = all_but_channels(x);
-      at::Tensor sums = at::cat({g.sum(dims, /*keepdim=*/false, c10::kDouble),
-                                 (g * centred).sum(dims, /*keepdim=*/false, c10::kDouble)});
+      at::Tensor sums = at::cat(
+          {g.sum(dims, /*keepdim=*/false, c10::kDouble), (g * centred).sum(dims, /*keepdim=*/false, c10::kDouble)});
       if (need_w) dw = sums.slice(0, channels) * invstd;
       if (need_b) db = sums.slice(0, 0, channels).clone();
       if (need_x) {
@@ -244,11 +244,10 @@ at::Tensor sync_batch_norm(const Group &group, const at::Tensor &input, const at
                            double momentum, double eps) {
   if (input.dim() < 2)
     throw tdp::Error(TDP_ERR_VALUE, "expected at least 2D input (got " + std::to_string(input.dim()) + "D input)");
-  if (input.size(1) == 0)
-    throw tdp::Error(TDP_ERR_VALUE, "SyncBatchNorm number of input channels should be non-zero");
+  if (input.size(1) == 0) throw tdp::Error(TDP_ERR_VALUE, "SyncBatchNorm number of input channels should be non-zero");
   if (running_mean.defined() && running_mean.numel() != input.size(1))
-    throw tdp::Error(TDP_ERR_VALUE, "running_mean should contain " + std::to_string(input.size(1)) +
-                                        " elements not " + std::to_string(running_mean.numel()));
+    throw tdp::Error(TDP_ERR_VALUE, "running_mean should contain " + std::to_string(input.size(1)) + " elements not " +
+                                        std::to_string(running_mean.numel()));
   auto maybe = [](const at::Tensor &t) { return t.defined() ? std::optional(t) : std::nullopt; };
   return SyncBatchNorm::apply(input, maybe(weight), maybe(bias), maybe(running_mean), maybe(running_var), momentum, eps,
                               group);
@@ -266,8 +265,7 @@ at::Tensor batch_norm(const at::Tensor &input, const std::optional<at::Tensor> &
       return sync_batch_norm(group, input, value(weight), value(bias), value(running_mean), value(running_var),
                              momentum, eps);
   }
-  return at::native::batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps,
-                                cudnn_enabled);
+  return at::native::batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled);
 }
 
 }  // namespace
@@ -288,7 +286,8 @@ tdp_error *tdp_sync_batch_norm(tdp_pg *pg, tdp_tensor input, tdp_tensor weight, 
 }
 
 tdp_error *tdp_sync_batch_norm_register(tdp_tensor key, tdp_pg *pg) {
-  return guard([&] { table().put(need_defined(key, "the layer's running mean or weight"), pg ? group_of(pg) : Group()); });
+  return guard(
+      [&] { table().put(need_defined(key, "the layer's running mean or weight"), pg ? group_of(pg) : Group()); });
 }
 
 tdp_error *tdp_sync_batch_norm_registered(tdp_tensor key, int32_t *out) {

@@ -67,7 +67,7 @@ tdp_error *tdp_set_log_level(int32_t level);
 /* ---- tensors ---- */
 
 typedef struct tdp_device {
-  int32_t type; /* c10::DeviceType: 0 CPU, 1 CUDA */
+  int32_t type;  /* c10::DeviceType: 0 CPU, 1 CUDA */
   int32_t index; /* -1: the current one */
 } tdp_device;
 

@@ -30,7 +30,8 @@ typedef struct tdp_reducer_options {
 } tdp_reducer_options;
 
 /* What every rank's parameters must agree on, as Python's DDP asks it: first the counts of all ranks (this rank has n;
- * counts has room for the group's size), then sizes and strides against rank 0's; mismatch is the first parameter that differs, or -1. */
+ * counts has room for the group's size), then sizes and strides against rank 0's; mismatch is the first parameter that
+ * differs, or -1. */
 tdp_error *tdp_verify_param_counts(tdp_pg *pg, tdp_device device, int32_t n, int64_t *counts);
 tdp_error *tdp_verify_param_shapes(tdp_pg *pg, const tdp_tensor *params, int32_t n, int32_t *mismatch);
 

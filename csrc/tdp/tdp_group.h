@@ -191,8 +191,8 @@ typedef struct tdp_history_entry {
 tdp_error *tdp_pg_history(tdp_pg *pg, tdp_history_entry *out, int32_t *n);
 
 /* libtorch's flight recorder of this process, all groups together, as JSON or as the pickle that its analyser reads. */
-tdp_error *tdp_flight_recorder_dump(int32_t nccl, int32_t json, int32_t collectives, int32_t stacks, int32_t only_active,
-                                    tdp_bytes *out);
+tdp_error *tdp_flight_recorder_dump(int32_t nccl, int32_t json, int32_t collectives, int32_t stacks,
+                                    int32_t only_active, tdp_bytes *out);
 
 /* c10d's debug level: 0 off, 1 info, 2 detail. */
 tdp_error *tdp_set_debug_level(int32_t level);

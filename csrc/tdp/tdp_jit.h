@@ -63,17 +63,17 @@ typedef struct tdp_value {
   char *s; /* n bytes */
   tdp_tensor t;
   struct tdp_value *items;
-  int64_t n; /* of items, or of s */
+  int64_t n;  /* of items, or of s */
   char *name; /* of a named tuple's field, in results only */
 } tdp_value;
 
-/* Calls a method, such as "forward". out is freed with tdp_value_clear; its tensors are owned by the caller, who clears the
- * handles it keeps. */
+/* Calls a method, such as "forward". out is freed with tdp_value_clear; its tensors are owned by the caller, who clears
+ * the handles it keeps. */
 tdp_error *tdp_script_call(tdp_script *s, const char *method, const tdp_value *args, int32_t n, tdp_value *out);
 void tdp_value_clear(tdp_value *v);
 
-/* Whether TorchScript may rewrite graphs at run time, for the whole process, and whether it might before. It then replaces
- * batch norms by code that no hook sees. */
+/* Whether TorchScript may rewrite graphs at run time, for the whole process, and whether it might before. It then
+ * replaces batch norms by code that no hook sees. */
 tdp_error *tdp_script_optimize(int32_t enabled, int32_t *previous);
 
 #ifdef __cplusplus

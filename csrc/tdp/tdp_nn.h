@@ -14,14 +14,7 @@ extern "C" {
 
 /* ---- activations and shapes ---- */
 
-enum {
-  TDP_NN_RELU = 1,
-  TDP_NN_GELU = 2,
-  TDP_NN_GELU_TANH = 3,
-  TDP_NN_SILU = 4,
-  TDP_NN_SIGMOID = 5,
-  TDP_NN_TANH = 6
-};
+enum { TDP_NN_RELU = 1, TDP_NN_GELU = 2, TDP_NN_GELU_TANH = 3, TDP_NN_SILU = 4, TDP_NN_SIGMOID = 5, TDP_NN_TANH = 6 };
 
 /* inplace writes the result into x; out is then a second handle on it. GELU, sigmoid and tanh have no in-place form. */
 tdp_error *tdp_nn_activation(int32_t kind, tdp_tensor x, int32_t inplace, tdp_tensor *out);
@@ -97,10 +90,10 @@ tdp_error *tdp_nn_init(tdp_tensor t, int32_t kind, double a, double b);
 tdp_error *tdp_nn_trunc_normal(tdp_tensor t, double mean, double std, double lo, double hi);
 /* t[index] = 0 along the first dimension, unseen by autograd. */
 tdp_error *tdp_nn_zero_row(tdp_tensor t, int64_t index);
-/* Moves a parameter or buffer, and its gradient, in place: the tensor stays the one that optimizers and DDP hold. dtype < 0
- * keeps the dtype; others apply to floating point tensors only. device_type < 0 keeps the device. memory_format < 0
- * keeps the strides; otherwise it is c10::MemoryFormat: contiguous (0), or for tensors of 4 and of 5 dimensions channels last
- * (2, 3). */
+/* Moves a parameter or buffer, and its gradient, in place: the tensor stays the one that optimizers and DDP hold. dtype
+ * < 0 keeps the dtype; others apply to floating point tensors only. device_type < 0 keeps the device. memory_format < 0
+ * keeps the strides; otherwise it is c10::MemoryFormat: contiguous (0), or for tensors of 4 and of 5 dimensions
+ * channels last (2, 3). */
 tdp_error *tdp_nn_move(tdp_tensor t, tdp_device device, int32_t dtype, int32_t memory_format);
 
 #ifdef __cplusplus

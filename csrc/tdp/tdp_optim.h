@@ -120,8 +120,8 @@ tdp_error *tdp_amp_cuda_available(int32_t *out);
 /* value * scale, as GradScaler.scale multiplies. */
 tdp_error *tdp_amp_scale(tdp_tensor value, tdp_tensor scale, tdp_tensor *out);
 /* Multiplies the gradients of all parameters by 1/scale (or, check_only, by 1) and looks for infinities and NaNs:
- * *found_inf, owned, is a float scalar on the scale's device, positive when there were any. It is NULL when no parameter
- * had a gradient. */
+ * *found_inf, owned, is a float scalar on the scale's device, positive when there were any. It is NULL when no
+ * parameter had a gradient. */
 tdp_error *tdp_amp_unscale(tdp_optim *o, tdp_tensor scale, int32_t check_only, int32_t allow_fp16,
                            tdp_tensor *found_inf);
 /* torch._amp_update_scale_ with the sum of n found_inf tensors. */

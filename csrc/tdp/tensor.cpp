@@ -78,8 +78,7 @@ tdp_error *tdp_tensor_describe(tdp_tensor t, tdp_tensor_info *out) {
     out->dtype = static_cast<int32_t>(t->scalar_type());
     out->device = {static_cast<int32_t>(t->device().type()), t->device().index()};
     out->impl = reinterpret_cast<uint64_t>(t->unsafeGetTensorImpl());
-    if (t->dim() > TDP_MAX_DIMS)
-      throw tdp::Error(TDP_ERR_UNSUPPORTED, "a tensor of more than 64 dimensions");
+    if (t->dim() > TDP_MAX_DIMS) throw tdp::Error(TDP_ERR_UNSUPPORTED, "a tensor of more than 64 dimensions");
     out->ndim = static_cast<int32_t>(t->dim());
     out->element_size = static_cast<int32_t>(t->element_size());
     out->numel = t->numel();
@@ -163,8 +162,8 @@ tdp_error *tdp_tensor_view_storage(tdp_tensor base, int32_t dtype, const int64_t
       if (shape[i] < 0 || steps[i] < 0) throw tdp::Error(TDP_ERR_VALUE, "negative size or stride");
       empty = empty || shape[i] == 0;
       int64_t span = 0;
-      if (shape[i] > 0 && (__builtin_mul_overflow(shape[i] - 1, steps[i], &span) ||
-                           __builtin_add_overflow(last, span, &last)))
+      if (shape[i] > 0 &&
+          (__builtin_mul_overflow(shape[i] - 1, steps[i], &span) || __builtin_add_overflow(last, span, &last)))
         throw tdp::Error(TDP_ERR_VALUE, "the view's extent overflows");
     }
     int64_t item = static_cast<int64_t>(c10::elementSize(to_dtype(dtype)));
@@ -172,8 +171,7 @@ tdp_error *tdp_tensor_view_storage(tdp_tensor base, int32_t dtype, const int64_t
     if (offset < 0 || (!empty && last >= held) || offset > held)
       throw tdp::Error(TDP_ERR_VALUE, "the view reaches element " + std::to_string(last) + " of a storage with " +
                                           std::to_string(held));
-    *out = new at::Tensor(
-        at::empty({0}, b.options().dtype(to_dtype(dtype))).set_(b.storage(), offset, shape, steps));
+    *out = new at::Tensor(at::empty({0}, b.options().dtype(to_dtype(dtype))).set_(b.storage(), offset, shape, steps));
   });
 }
 
@@ -182,8 +180,8 @@ tdp_error *tdp_tensor_storage(tdp_tensor t, tdp_tensor *out) {
     at::NoGradGuard no_grad;
     at::Tensor &b = need_defined(t, "the tensor");
     int64_t size = static_cast<int64_t>(b.storage().nbytes());
-    *out = new at::Tensor(at::empty({0}, b.options().dtype(c10::kByte).requires_grad(false))
-                              .set_(b.storage(), 0, {size}, {1}));
+    *out = new at::Tensor(
+        at::empty({0}, b.options().dtype(c10::kByte).requires_grad(false)).set_(b.storage(), 0, {size}, {1}));
   });
 }
 
