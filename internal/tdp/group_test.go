@@ -1,7 +1,13 @@
 package tdp
 
 import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"runtime"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -54,6 +60,51 @@ func TestCollectives(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestGlooIsPolite: the thread that reads for Gloo does not interrupt others, see Polite in group.cpp.
+func TestGlooIsPolite(t *testing.T) {
+	if out, err := exec.Command("chrt", "--batch", "0", "true").CombinedOutput(); err != nil {
+		t.Skipf("no thread here may be of the batch class, so Gloo's is like any other: %v %s", err, out)
+	}
+	before := batchThreads(t)
+	ranks(t, 1, func(_ int, pg *ProcessGroup) {
+		if got := batchThreads(t) - before; got != 1 {
+			t.Errorf("%d threads more of the batch class, not 1", got)
+		}
+		if policy := schedulingPolicy(t, "/proc/thread-self/stat"); policy != 0 {
+			t.Errorf("the rank's own thread is of class %d", policy)
+		}
+	})
+	require.Equal(t, before, batchThreads(t), "after the group's end")
+}
+
+func batchThreads(t *testing.T) (n int) {
+	t.Helper()
+	threads, err := filepath.Glob("/proc/self/task/*/stat")
+	require.NoError(t, err)
+	for _, file := range threads {
+		if schedulingPolicy(t, file) == 3 {
+			n++
+		}
+	}
+	return n
+}
+
+// schedulingPolicy is a thread's, by the number that sched(7) gives it; -1 if the thread has ended.
+func schedulingPolicy(t *testing.T, file string) int {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return -1
+	}
+	// The 41st field; the 2nd is a name in parentheses that may hold anything.
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+	policy, err := strconv.Atoi(fields[41-3])
+	if err != nil {
+		t.Error(err)
+	}
+	return policy
 }
 
 func TestClosedHandlesAreErrors(t *testing.T) {
