@@ -191,7 +191,12 @@ func writeStorage(t *ts.Tensor, w io.Writer) error {
 	if !info.Device.IsCuda() {
 		return writeHost(base, w)
 	}
-	return inPieces(base, info.Numel, func(part *ts.Tensor, host []byte, hostTensor *ts.Tensor) error {
+	buffer, err := hostBuffer(min(info.Numel, staging))
+	if err != nil {
+		return err
+	}
+	defer drop(buffer)
+	return inPieces(base, info.Numel, buffer, func(part *ts.Tensor, host []byte, hostTensor *ts.Tensor) error {
 		if err := tdp.Copy(hostTensor, part, false); err != nil {
 			return err
 		}
@@ -210,13 +215,9 @@ func writeHost(t *ts.Tensor, w io.Writer) error {
 	return err
 }
 
-// inPieces cuts a one-dimensional uint8 tensor on a device into pieces and lends a host buffer of each piece's size.
-func inPieces(base *ts.Tensor, n int64, do func(part *ts.Tensor, host []byte, hostTensor *ts.Tensor) error) error {
-	buffer, err := hostBuffer(min(n, staging))
-	if err != nil {
-		return err
-	}
-	defer drop(buffer)
+// inPieces cuts a one-dimensional uint8 tensor on a device into pieces and lends as much of the buffer on the host, which has
+// room for the largest.
+func inPieces(base *ts.Tensor, n int64, buffer *ts.Tensor, do func(part *ts.Tensor, host []byte, hostTensor *ts.Tensor) error) error {
 	bytes, err := tdp.HostBytes(buffer)
 	if err != nil {
 		return err

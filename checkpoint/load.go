@@ -130,6 +130,28 @@ type loader struct {
 	devices  map[*ptfile.Storage]gotch.Device
 	made     map[any]any
 	tensors  []*ts.Tensor
+
+	// Host buffers that upload has no use for at the moment. Page-locked ones take long to make.
+	mu      sync.Mutex
+	buffers []*ts.Tensor
+}
+
+// buffer gives a buffer for inPieces. giveBack takes it.
+func (l *loader) buffer() (*ts.Tensor, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if n := len(l.buffers); n > 0 {
+		b := l.buffers[n-1]
+		l.buffers = l.buffers[:n-1]
+		return b, nil
+	}
+	return hostBuffer(staging)
+}
+
+func (l *loader) giveBack(b *ts.Tensor) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.buffers = append(l.buffers, b)
 }
 
 func (l *loader) release() {
@@ -296,6 +318,10 @@ func (l *loader) fill() error {
 	}
 	work()
 	wg.Wait()
+	for _, b := range l.buffers {
+		drop(b)
+	}
+	l.buffers = nil
 	return first
 }
 
@@ -344,12 +370,17 @@ func (l *loader) upload(s *ptfile.Storage, dst *ts.Tensor) error {
 		defer drop(host)
 		return tdp.Copy(dst, host, false)
 	}
+	buffer, err := l.buffer()
+	if err != nil {
+		return err
+	}
+	defer l.giveBack(buffer)
 	pr, pw := io.Pipe()
 	go func() {
 		_, err := s.WriteTo(pw)
 		pw.CloseWithError(err)
 	}()
-	err := inPieces(dst, s.Bytes, func(part *ts.Tensor, host []byte, hostTensor *ts.Tensor) error {
+	err = inPieces(dst, s.Bytes, buffer, func(part *ts.Tensor, host []byte, hostTensor *ts.Tensor) error {
 		if _, err := io.ReadFull(pr, host); err != nil {
 			return err
 		}
