@@ -35,22 +35,23 @@ var (
 
 // compiler names the compiler in keys: objects of another one are not mixed in.
 func (s *setup) compiler(ctx context.Context) (string, error) {
-	out, err := program{}.output(ctx, append(s.cxx(), "--version")...)
+	out, err := program{}.output(ctx, append(s.cfg.Compiler(), "--version")...)
 	if err != nil {
 		return "", fmt.Errorf("no C++ compiler: `apt-get install g++`, or set %s to one: %w", EnvCXX, err)
 	}
 	line, _, _ := strings.Cut(out, "\n")
-	return s.cfg.CXX + ": " + line, nil
+	return strings.Join(s.cfg.Compiler(), " ") + ": " + line, nil
 }
 
-// cxx is the compiler's command: a program, or as in "ccache g++" one with arguments.
-func (s *setup) cxx() []string {
-	if _, err := exec.LookPath(s.cfg.CXX); err != nil {
-		if words := strings.Fields(s.cfg.CXX); len(words) > 1 {
+// Compiler is the C++ compiler's command: a program, or as in "ccache g++" one with arguments.
+func (c Config) Compiler() []string {
+	cxx := cmp.Or(c.CXX, "g++")
+	if _, err := exec.LookPath(cxx); err != nil {
+		if words := strings.Fields(cxx); len(words) > 1 {
 			return words
 		}
 	}
-	return []string{s.cfg.CXX}
+	return []string{cxx}
 }
 
 // key hashes parts, each set off from the next.
@@ -208,7 +209,7 @@ func (s *setup) compileOne(ctx context.Context, u unit) (said string, err error)
 	}
 	tmp := u.object + tmpMark + strconv.Itoa(os.Getpid())
 	defer os.Remove(tmp)
-	argv := slices.Concat(s.cxx(), u.flags, []string{"-c", u.file, "-o", tmp})
+	argv := slices.Concat(s.cfg.Compiler(), u.flags, []string{"-c", u.file, "-o", tmp})
 	said, err = program{dir: u.dir}.all(ctx, argv...)
 	if err != nil {
 		if text := printed(err); strings.Contains(text, "Killed signal") || strings.Contains(text, "out of memory") {

@@ -132,9 +132,6 @@ func (c Config) resolve() (Config, error) {
 	if c.Out == nil {
 		c.Out = io.Discard
 	}
-	if c.CXX == "" {
-		c.CXX = "g++"
-	}
 	s := &c.seams
 	if s.python == "" {
 		s.python = "python3"

@@ -15,7 +15,7 @@ static int tdp_unset(const char *name) {
 // The C library keeps the memory of freed tensors for the next ones. By itself it gives much of it back to the kernel, which
 // clears it page by page when it is wanted again: 32,000 pages in each step of ResNet-50, more than in Python, since what
 // threads other than the first allocate comes in pieces of 64 MiB that are given back whole. With one arena that never
-// shrinks there are a few dozen.
+// shrinks there are hardly any.
 //
 // It has to be before there are threads, so it is for every program that has this package. Whoever has chosen by glibc's
 // variables is left alone.
@@ -29,6 +29,6 @@ static int tdp_keeps_memory(void) { return tdp_memory_is_kept; }
 */
 import "C"
 
-// KeepsMemory tells whether the memory of freed tensors stays with this process, as it does unless one of glibc's
+// keepsMemory tells whether the memory of freed tensors stays with this process, as it does unless one of glibc's
 // variables for malloc is set.
-func KeepsMemory() bool { return C.tdp_keeps_memory() != 0 }
+func keepsMemory() bool { return C.tdp_keeps_memory() != 0 }

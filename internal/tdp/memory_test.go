@@ -16,10 +16,10 @@ import (
 func TestKeepsMemory(t *testing.T) {
 	const chosen = "GODDP_TEST_CHOSEN"
 	if os.Getenv(chosen) != "" {
-		require.False(t, KeepsMemory(), "somebody has chosen")
+		require.False(t, keepsMemory(), "somebody has chosen")
 		return
 	}
-	if !KeepsMemory() {
+	if !keepsMemory() {
 		t.Skip("one of glibc's variables for malloc is set here, so memory is not kept")
 	}
 	pages := make(chan int64)

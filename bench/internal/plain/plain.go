@@ -43,6 +43,8 @@ import (
 //go:embed cpp/layer.cpp
 var source []byte
 
+var flags = []string{"-std=c++17", "-O2", "-g0", "-fPIC", "-shared", "-DUSE_C10D_GLOO"}
+
 // Compile compiles the library, once for each state of its source, and gives its path. say is told if that takes time.
 func Compile(ctx context.Context, say func(format string, a ...any)) (path string, err error) {
 	cfg, err := libtorch.FromEnv()
@@ -53,7 +55,7 @@ func Compile(ctx context.Context, say func(format string, a ...any)) (path strin
 	if err != nil {
 		return "", err
 	}
-	sum := sha256.Sum256(slices.Concat([]byte("1"), source, []byte(in.Tree.Torch), []byte(csrc.Key())))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q %s %s %s", flags, in.Tree.Torch, csrc.Key(), source))
 	path = filepath.Join(in.Cache, "bench", hex.EncodeToString(sum[:8]), "layer.so")
 	if _, err := os.Stat(path); err == nil {
 		return path, nil
@@ -74,19 +76,15 @@ func Compile(ctx context.Context, say func(format string, a ...any)) (path strin
 		os.MkdirAll(filepath.Dir(path), 0o777)); err != nil {
 		return "", err
 	}
-	cxx := cfg.CXX
-	if cxx == "" {
-		cxx = "g++"
-	}
 	made := path + "." + strconv.Itoa(os.Getpid())
-	argv := []string{"-std=c++17", "-O2", "-g0", "-fPIC", "-shared", "-DUSE_C10D_GLOO", "-I" + include}
+	argv := slices.Concat(cfg.Compiler(), flags, []string{"-I" + include})
 	for _, d := range in.Tree.Include() {
 		argv = append(argv, "-isystem", d)
 	}
 	// It names libtorch and not where it is: the process that loads it has one.
 	argv = append(argv, file, "-o", made, "-L"+in.Tree.Lib(), "-ltorch_cpu", "-lc10")
-	if out, err := exec.CommandContext(ctx, cxx, argv...).CombinedOutput(); err != nil {
-		return "", fmt.Errorf("%s layer.cpp: %w\n%s", cxx, err, out)
+	if out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%s layer.cpp: %w\n%s", argv[0], err, out)
 	}
 	return path, os.Rename(made, path)
 }

@@ -1,7 +1,6 @@
 // The iteration that goddp and Python's DDP make, straight on libtorch: the tensor operations, c10d::Reducer,
 // c10d::Logger and Gloo, nothing of goddp. Package plain loads it into a process that has libtorch already.
 #include <ATen/Functions.h>
-#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
